@@ -1,0 +1,54 @@
+"""Seams: what the gateway asks of an engine and of a KV path.
+
+Every implementation of ``Engine`` must pass ``tests/conformance/engine_suite.py``.
+"""
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, TransferProgress, TransferRequest
+
+
+class Engine(Protocol):
+    """One engine instance behind its own HTTP API."""
+
+    @property
+    def id(self) -> str:
+        """Name of the instance in the configuration, metrics and traces."""
+        ...
+
+    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+        """Stream one leg. Ids arrive in order, each exactly once; the last chunk with ids may carry ``finish_reason``.
+
+        A normal end of the generator means that the engine ended the stream properly; for a prefill leg, that its KV is
+        in the region's store. ``aclose()`` before that aborts the leg: the connection is closed before it returns.
+        Raises the errors of ``backends.errors``; never anything of the transport's.
+        """
+        ...
+
+    async def probe(self) -> Capabilities:
+        """Ask the engine what it is. Raises EngineUnavailable or EngineBroken."""
+        ...
+
+    async def load(self) -> EngineLoad:
+        """Read the engine's load. Raises EngineUnavailable or EngineBroken."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close pooled connections; running legs must have ended."""
+        ...
+
+
+class KvPath(Protocol):
+    """A way for prompt KV to reach a decode region."""
+
+    def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
+        """Move the KV. The last progress has state ``complete``: every full chunk is in the receiving store.
+
+        ``aclose()`` before that stops the transfer: its traffic ends within one chunk. Raises TransferFailed.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Release pooled connections."""
+        ...

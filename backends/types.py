@@ -1,0 +1,129 @@
+"""Values that cross the seam between the gateway and anything that computes or moves KV.
+
+Units are in the names. Token ids are plain ints. Nothing here does I/O.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+EngineFinish = Literal["stop", "length", "abort", "error"]
+"""Why an engine ended one leg, in vLLM's words. ``stop`` covers EOS and ``stop_token_ids``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling fields that a decode leg carries as the client gave them; None means "not given"."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Mapping[str, float] | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many alternatives per position to report; None: no logprobs, 0: the chosen token only."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Vendor fields that the engine understands and the gateway does not (structured output and the like)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LegRequest:
+    """One engine call: continue ``prompt`` by at most ``max_tokens`` tokens.
+
+    ``request_id`` is made by the gateway, new for each attempt. ``max_tokens`` None: the engine's own default applies.
+    """
+
+    request_id: str
+    model: str
+    prompt: Sequence[int]
+    max_tokens: int | None
+    min_tokens: int = 0
+    sampling: Sampling = Sampling()
+    cache_salt: str | None = None
+    priority: int | None = None
+    first_token_timeout_s: float = 600.0
+    idle_timeout_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of one emitted token and of its alternatives, by token id; never NaN or infinite."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LegUsage:
+    """Token counts as the engine reports them; ``cached_tokens`` None: the engine does not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LegChunk:
+    """One streamed piece of a leg: zero or more token ids, and what came with them."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: EngineFinish | None = None
+    stop_reason: int | str | None = None
+    usage: LegUsage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a probe learnt of an engine. None: it does not say."""
+
+    models: tuple[str, ...]
+    max_model_len: int | None
+    block_size_tokens: int | None
+    streams_token_ids: bool
+    boot_id: str | None = None
+    """Changes when the engine process restarts."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """Load of an engine as its own metrics tell it; ``kv_usage`` in 0..1."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequest:
+    """KV of ``prompt`` that the receiving region shall have.
+
+    ``dialect`` names how the store spells chunk keys (see ``backends.bridge.keys``).
+    """
+
+    transfer_id: str
+    dialect: str
+    model: str
+    token_ids: Sequence[int]
+    chunk_tokens: int
+    salt: str | None = None
+    deadline_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TransferProgress:
+    """State of a KV transfer. ``wan_bytes`` counts what this transfer moved over the link so far."""
+
+    state: Literal["open", "moving", "complete"]
+    chunks_total: int
+    chunks_done: int
+    chunks_present: int
+    """Chunks that the receiving store held already when the transfer was opened."""
+    wan_bytes: int

@@ -1,0 +1,121 @@
+"""What the relay takes from the API layer and gives back to it: token ids only, no text."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from backends.types import Sampling, TokenLogprob
+
+RoleName = Literal["P", "RLD", "MD"]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One choice of one client request, ready to run.
+
+    ``max_tokens`` None: the client set no limit (the context limit applies). ``unsplittable`` holds the reason code of
+    ``policies.eligibility`` when the answer must come from one engine. ``output_hint_tokens``: the client's own guess.
+    """
+
+    request_id: str
+    model: str
+    prompt: Sequence[int]
+    max_tokens: int | None
+    min_tokens: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    eos_token_ids: frozenset[int] = frozenset()
+    tenant: str = "default"
+    cache_salt: str | None = None
+    priority: int | None = None
+    unsplittable: str | None = None
+    output_hint_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Ids of output positions ``position .. position + len(ids) - 1``, and who made them."""
+
+    position: int
+    ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    role: RoleName
+    instance: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """Nothing came for the keep-alive interval; the client should see a sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The answer ended. ``terminator``: the last id is an EOS or stop token, which text leaves out.
+
+    ``stop_reason`` is the stop token's id when the client asked for it by ``stop_token_ids``.
+    """
+
+    reason: Literal["stop", "length"]
+    terminator: bool
+    stop_reason: int | None
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+AnswerEvent = Tokens | KeepAlive | Finish
+
+
+class Answer(Protocol):
+    """A running answer. Iterate it to its Finish, or ``aclose()`` it when the client is gone."""
+
+    @property
+    def plan_name(self) -> str:
+        """``direct``, ``relay``, ``singular`` or ``passthrough``."""
+        ...
+
+    @property
+    def plan_reason(self) -> str:
+        """Short machine-readable reason of the plan."""
+        ...
+
+    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Yield events in order; the last is Finish. Raises GenerationFailed."""
+        ...
+
+    def stop_at(self, completion_tokens: int) -> None:
+        """A stop string was found in the text of the first ``completion_tokens`` ids: nothing more will be emitted.
+
+        Iteration then ends with a Finish of reason ``stop``.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """End every leg and the transfer now. Idempotent."""
+        ...
+
+
+class Generator(Protocol):
+    """Starts answers."""
+
+    def generate(self, request: GenerationRequest) -> Answer:
+        """Decide the plan and start it. Raises GenerationFailed when nothing can serve the request."""
+        ...
+
+
+class GenerationFailed(Exception):
+    """An answer cannot start or go on. ``status`` is the HTTP status; ``code`` and ``param`` are OpenAI's."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.retry_after_s = retry_after_s
