@@ -1,0 +1,75 @@
+"""Which requests must be answered by one engine alone, and why.
+
+A split answer is made by two engines that share no sampler state. What an engine remembers beside the KV (a grammar's
+position, penalty counts, a random generator) is lost at the joint; a request that needs it is not split.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFeatures:
+    """The fields of a request that decide whether it may be split."""
+
+    structured_output: bool = False
+    """JSON, regex, grammar or choice constraints."""
+    forced_tool: bool = False
+    """``tool_choice`` that the engine enforces with a grammar: ``required`` or a named function."""
+    n: int = 1
+    best_of: int | None = None
+    beam: bool = False
+    batch: bool = False
+    """More than one prompt."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    multi_token_bad_words: bool = False
+    seeded: bool = False
+    temperature: float | None = None
+    """None: not given, and engines then sample."""
+    multimodal: bool = False
+    echo: bool = False
+    prompt_logprobs: bool = False
+    suffix: bool = False
+    max_tokens: int | None = None
+
+
+Test = Callable[[RequestFeatures], bool]
+
+UNSPLITTABLE: tuple[tuple[str, Test], ...] = (
+    ("multimodal", lambda f: f.multimodal),
+    ("echo", lambda f: f.echo),
+    ("prompt_logprobs", lambda f: f.prompt_logprobs),
+    ("suffix", lambda f: f.suffix),
+    ("batch", lambda f: f.batch),
+    ("multi_sequence", lambda f: f.n > 1 or (f.best_of or 1) > 1 or f.beam),
+    ("structured_output", lambda f: f.structured_output),
+    ("forced_tool", lambda f: f.forced_tool),
+    ("penalty_state", lambda f: f.presence_penalty != 0 or f.frequency_penalty != 0),
+    ("bad_words", lambda f: f.multi_token_bad_words),
+    ("seeded_sampling", lambda f: f.seeded and f.temperature != 0),
+    ("single_token", lambda f: f.max_tokens == 1),
+)
+"""Reason codes and their tests; the first that holds is the reason. repetition_penalty is absent on purpose: it counts
+prompt tokens too, so an engine that gets the eager tokens as prompt applies it alike."""
+
+WHOLE_REQUEST = frozenset({"multimodal", "echo", "prompt_logprobs", "suffix", "batch", "multi_sequence"})
+"""Reasons that leave a prefill leg nothing to do: the prompt is not plain ids, or its own positions are part of the
+answer, or there is more than one answer. Such a request passes whole to one MD."""
+
+OWN_ANSWER = frozenset({"single_token"})
+"""Reasons under which P's token is the whole answer, so it is shown and nothing is split."""
+
+ENGINE_REASONS = frozenset({"ids_missing"})
+"""Reasons that come from an engine and not from the request."""
+
+
+def unsplittable_reason(features: RequestFeatures, supported: frozenset[str] = frozenset()) -> str | None:
+    """Return the reason code why the answer must come from one engine; None: it may be split.
+
+    ``supported`` holds the codes whose state every engine of the pool declares that it can carry over.
+    """
+    for reason, applies in UNSPLITTABLE:
+        if reason not in supported and applies(features):
+            return reason
+    return None

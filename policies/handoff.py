@@ -1,0 +1,72 @@
+"""When MD takes over from RLD: all at once, or step by step while RLD goes on.
+
+One-shot hands every pending token over in one extend: RLD is free soonest, and the client waits for that extend.
+Catch-up extends in rounds. RLD writes on during each, so a round leaves as many tokens as RLD makes in one extend, and
+the client waits only for the last, small one. Catch-up ends: a round that does not shrink what is pending is the last,
+and so is round ``max_rounds``.
+"""
+
+from dataclasses import dataclass
+
+from policies.rules import HandoffRules
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffState:
+    """Where one request stands when MD has the prompt's KV and no extend is running."""
+
+    pending_tokens: int
+    """Emitted and not yet held by MD."""
+    sealed_tokens: int
+    """Held by MD after its last extend."""
+    emitted_tokens: int
+    rounds: int
+    """Extends done so far."""
+    relay_load: float
+    """Load of the RLD instance, as ``InstanceView.load``."""
+    extend_tokens_per_s: float | None = None
+    """Measured speed of MD's extends; None: not measured."""
+    previous_pending_tokens: int | None = None
+    """``pending_tokens`` when the last round was decided; None before the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalNow:
+    """Stop RLD, send MD everything and let it decode on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExtendBatch:
+    """Send MD the next ``tokens`` pending tokens (at least one) while RLD goes on."""
+
+    tokens: int
+    reason: str
+
+
+HandoffStep = FinalNow | ExtendBatch
+
+
+def choose_step(state: HandoffState, rules: HandoffRules) -> HandoffStep:
+    """Choose the next step of a hand-off. Called when the KV is ready and after each extend."""
+    if rules.mode == "one_shot":
+        return FinalNow("one_shot")
+    if rules.mode == "auto" and state.relay_load >= rules.relay_load_high:
+        return FinalNow("relay_busy")
+    if state.pending_tokens <= _free_tokens(state, rules):
+        return FinalNow("small_rest")
+    if state.rounds >= rules.max_rounds:
+        return FinalNow("rounds_spent")
+    if state.previous_pending_tokens is not None and state.pending_tokens >= state.previous_pending_tokens:
+        return FinalNow("relay_outruns")
+    rounds_left = rules.max_rounds - state.rounds
+    share = -(-state.pending_tokens // rounds_left)
+    return ExtendBatch(min(state.pending_tokens, max(rules.batch_tokens, share)), "catch_up")
+
+
+def _free_tokens(state: HandoffState, rules: HandoffRules) -> float:
+    """Tokens that MD may recompute in the final extend without a wait that anybody sees."""
+    if state.extend_tokens_per_s is None:
+        return rules.threshold_tokens
+    return max(rules.threshold_tokens, state.extend_tokens_per_s * rules.free_gap_s)

@@ -1,0 +1,271 @@
+"""The numbers that an operator may set, with their defaults, limits and meaning.
+
+Parsed from JSON or YAML objects, refused whole when any field is wrong. The only pipelines that can be written are the
+ones that end at MD; RLD alone exists through the ``singular`` section and within its budget.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Pipeline = Literal["direct", "relay"]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Weight = Annotated[float, Meta(ge=0, le=100)]
+
+
+class BadRules(Exception):
+    """Rules were refused. ``path`` is the field, like ``handoff.threshold_tokens``; empty for the whole object."""
+
+    def __init__(self, path: str, message: str) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+        self.message = message
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class HandoffRules(Section, frozen=True):
+    """How MD takes over from RLD."""
+
+    mode: Annotated[
+        Literal["auto", "one_shot", "catch_up"],
+        Meta(description="auto: one_shot while RLD is busy, else catch_up. The other two always do what they say."),
+    ] = "auto"
+    threshold_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Catch-up goes on while more tokens than this are pending; the client waits for the extend of "
+            "what is left, so small values (8 to 16) keep the joint unseen. 0: until nothing is pending.",
+        ),
+    ] = 16
+    batch_tokens: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Most tokens of one catch-up extend, unless rounds run out first.")
+    ] = 512
+    max_rounds: Annotated[
+        int, Meta(ge=1, le=100, description="Catch-up extends of one hand-off before the final is sent anyway.")
+    ] = 8
+    relay_load_high: Annotated[
+        float,
+        Meta(ge=0, le=100, description="In auto mode, an RLD with at least this load is freed by one_shot. 0: always."),
+    ] = 0.75
+    free_gap_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="What MD extends within this time may be left to the final extend. 0: threshold only.",
+        ),
+    ] = 0.005
+
+
+class SingularRules(Section, frozen=True):
+    """The one exception: RLD ends the answer alone and the KV does not cross."""
+
+    enabled: Annotated[bool, Meta(description="False: every pipeline ends at MD.")] = True
+    min_uncached_tokens: Annotated[
+        int, Meta(ge=1, le=100_000_000, description="MD must lack at least this many prompt tokens.")
+    ] = 32_768
+    max_hit: Annotated[
+        Share,
+        Meta(description="MD's known hit, as a share of the prompt, must not be above this. 1: any hit; 0: none."),
+    ] = 0.2
+    max_output_tokens: Annotated[
+        int, Meta(ge=1, le=100_000, description="The answer must be expected to be shorter than this.")
+    ] = 500
+    budget: Annotated[
+        float, Meta(ge=0, le=0.25, description="Largest share of all requests that may be singular. 0: none.")
+    ] = 0.04
+    budget_window_s: Annotated[
+        Seconds, Meta(description="Requests fade from the budget's count with this time constant.")
+    ] = 3600.0
+    assumed_itl_s: Annotated[Seconds, Meta(description="Time per token of an RLD that was not measured yet.")] = 0.03
+
+
+class AlignmentRules(Section, frozen=True):
+    """Keeps MD's cache level with P's."""
+
+    window_s: Annotated[Seconds, Meta(description="Hits fade from the comparison with this time constant.")] = 600.0
+    bound: Annotated[
+        Share, Meta(description="While MD's hit rate is more than this behind P's, no request is singular. 1: never.")
+    ] = 0.05
+
+
+class Weights(Section, frozen=True):
+    """Weight of each signal in a placement. 0: the signal is not used; at least one must be above 0."""
+
+    def __post_init__(self) -> None:
+        if not any(getattr(self, name) for name in self.__struct_fields__):
+            raise ValueError("at least one weight must be above 0")
+
+
+Prefix = Annotated[
+    Weight, Meta(description="Share of the prompt in cache, less where the instance is busier than others.")
+]
+Queue = Annotated[Weight, Meta(description="Room in the engine's batch.")]
+Kv = Annotated[Weight, Meta(description="Free KV memory.")]
+Session = Annotated[Weight, Meta(description="The instance served this conversation before.")]
+Wan = Annotated[Weight, Meta(description="How soon missing KV would cross, against the best candidate.")]
+Prefill = Annotated[Weight, Meta(description="Prefill time by the measured curve, against the best candidate.")]
+
+
+class PrefillWeights(Weights, frozen=True):
+    """Weights for choosing P."""
+
+    prefix: Prefix = 1.0
+    queue: Queue = 1.0
+    kv: Kv = 0.25
+    session: Session = 0.25
+    wan: Wan = 0.5
+    prefill: Prefill = 1.5
+
+
+class RelayWeights(Weights, frozen=True):
+    """Weights for choosing RLD."""
+
+    prefix: Prefix = 0.25
+    queue: Queue = 1.5
+    kv: Kv = 0.5
+    session: Session = 0.25
+
+
+class MainWeights(Weights, frozen=True):
+    """Weights for choosing MD."""
+
+    prefix: Prefix = 1.5
+    queue: Queue = 1.0
+    kv: Kv = 0.5
+    session: Session = 0.5
+    wan: Wan = 1.0
+
+
+class PlacementRules(Section, frozen=True):
+    """How instances are chosen: each role by its own weights."""
+
+    prefill: PrefillWeights = PrefillWeights()
+    relay: RelayWeights = RelayWeights()
+    main: MainWeights = MainWeights()
+    tie_margin: Annotated[
+        float,
+        Meta(
+            ge=0, le=0.5, description="Candidates whose totals are this close to the best are a tie, broken at random."
+        ),
+    ] = 0.02
+    kv_usage_max: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Instances with more of their KV memory in use are left out while others remain."),
+    ] = 0.98
+
+
+class RelayRules(Section, frozen=True):
+    """Limits and waits of a running request."""
+
+    load_max: Annotated[
+        float,
+        Meta(gt=0, le=100, description="RLD instances with at least this load take no new request: it goes direct."),
+    ] = 1.0
+    first_token_timeout_s: Annotated[Seconds, Meta(description="Wait for a leg's first token.")] = 600.0
+    extend_timeout_s: Annotated[Seconds, Meta(description="Wait for a catch-up or final extend's first token.")] = 30.0
+    idle_timeout_s: Annotated[Seconds, Meta(description="Wait for the next token of a running leg.")] = 60.0
+    keepalive_s: Annotated[Seconds, Meta(description="Silence after which the client gets a sign of life.")] = 10.0
+    max_attempts: Annotated[
+        int, Meta(ge=1, le=100, description="Engine legs that may fail before the client sees an error. 1: no retry.")
+    ] = 6
+    transfer_retry_backoff_s: Annotated[
+        Seconds, Meta(description="First wait before a failed KV transfer is opened again; doubles each time.")
+    ] = 0.5
+    transfer_retry_backoff_max_s: Annotated[Seconds, Meta(description="Longest such wait.")] = 15.0
+
+    def __post_init__(self) -> None:
+        if self.transfer_retry_backoff_max_s < self.transfer_retry_backoff_s:
+            raise ValueError("transfer_retry_backoff_max_s is below transfer_retry_backoff_s")
+
+
+class OutputLengthRules(Section, frozen=True):
+    """How long an answer is expected to be."""
+
+    quantile: Annotated[
+        float, Meta(gt=0, lt=1, description="The expected length is this quantile of the tenant's past answers.")
+    ] = 0.9
+    min_samples: Annotated[int, Meta(ge=1, le=1_000_000, description="Answers to see before anything is expected.")] = (
+        20
+    )
+    memory_samples: Annotated[
+        int, Meta(ge=1, le=10_000_000, description="Older answers fade; about this many count.")
+    ] = 2000
+
+
+class SloRules(Section, frozen=True):
+    """What the service promises; a request within it counts as good."""
+
+    ttft_s: Annotated[Seconds, Meta(description="Time to the first token.")] = 5.0
+    gap_s: Annotated[
+        Seconds | None, Meta(description="Longest silence inside an answer; also bounds direct. null: none.")
+    ] = None
+    total_s: Annotated[Seconds, Meta(description="Time to the end of the answer.")] = 30.0
+
+
+class Rules(Section, frozen=True):
+    """All rules of one tenant."""
+
+    pipelines: Annotated[
+        tuple[Pipeline, ...],
+        Meta(
+            min_length=1,
+            max_length=2,
+            description="[direct]: RLD is never used. [relay]: direct only where a relay is impossible.",
+        ),
+    ] = ("direct", "relay")
+    direct_wan_bound_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=3600,
+            description="Direct when the KV that MD lacks is there within this time. 0: only when nothing crosses.",
+        ),
+    ] = 0.5
+    direct_classic: Annotated[
+        bool, Meta(description="True: direct never shows P's token; every token is MD's, after the KV has crossed.")
+    ] = False
+    handoff: HandoffRules = HandoffRules()
+    singular: SingularRules = SingularRules()
+    alignment: AlignmentRules = AlignmentRules()
+    placement: PlacementRules = PlacementRules()
+    relay: RelayRules = RelayRules()
+    output_length: OutputLengthRules = OutputLengthRules()
+    slo: SloRules = SloRules()
+
+    def __post_init__(self) -> None:
+        if len(set(self.pipelines)) != len(self.pipelines):
+            raise ValueError("pipelines names one twice")
+
+
+_UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
+
+
+def parse_rules(obj: object) -> Rules:
+    """Turn a parsed JSON or YAML object into rules; absent fields take their defaults. Raises BadRules."""
+    try:
+        return msgspec.convert(obj, Rules)
+    except msgspec.ValidationError as error:
+        raise _bad_rules(str(error)) from None
+
+
+def rules_schema() -> dict[str, Any]:
+    """JSON Schema of the rules, with every field's meaning, limits and default."""
+    return msgspec.json.schema(Rules)
+
+
+def _bad_rules(text: str) -> BadRules:
+    message, _, place = text.partition(" - at `$")
+    path = place.rstrip("`").removeprefix(".")
+    unknown = _UNKNOWN.search(message)
+    if unknown:
+        path = f"{path}.{unknown['name']}" if path else unknown["name"]
+    return BadRules(path, message)
