@@ -1,0 +1,71 @@
+"""Keeps the instances' state fresh: probes what is unknown or lost, reads the load of what lives."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from backends.errors import BackendError
+from backends.types import Capabilities
+from gateway.control.pools import Instance
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 5.0
+
+
+class HealthWatch:
+    """One task per instance. ``on_restart`` is told when an instance comes back as another process."""
+
+    def __init__(
+        self,
+        instances: list[Instance],
+        interval_s: float,
+        on_restart: Callable[[Instance], None],
+    ) -> None:
+        self._instances = instances
+        self._interval_s = interval_s
+        self._on_restart = on_restart
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Ask every instance once, then go on watching in the background."""
+        await asyncio.gather(*(self.check(instance) for instance in self._instances))
+        self._tasks = [asyncio.create_task(self._watch(instance)) for instance in self._instances]
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def check(self, instance: Instance) -> None:
+        """Probe an instance if it is not known to live, else read its load."""
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                if not instance.reachable:
+                    self._learn(instance, await instance.engine.probe())
+                instance.load = await instance.engine.load()
+        except (BackendError, TimeoutError) as error:
+            if instance.reachable:
+                log.warning("instance %s is lost: %s", instance.spec.id, error)
+            instance.reachable = False
+            instance.load = None
+            instance.last_error = str(error) or "no answer in time"
+
+    def _learn(self, instance: Instance, found: Capabilities) -> None:
+        if instance.spec.model not in found.models:
+            instance.last_error = f"serves {', '.join(found.models) or 'nothing'}, not {instance.spec.model}"
+            return
+        known = instance.capabilities
+        if known is not None and known.boot_id != found.boot_id:
+            self._on_restart(instance)
+        instance.capabilities = found
+        instance.reachable = True
+        instance.failures = 0
+        instance.quarantined_until_s = 0.0
+        log.info("instance %s is ready", instance.spec.id)
+
+    async def _watch(self, instance: Instance) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.check(instance)

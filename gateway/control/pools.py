@@ -1,0 +1,125 @@
+"""Engine instances as the gateway knows them: what they are, whether they live, how loaded they are."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from backends.base import Engine
+from backends.errors import BackendError, EngineRejected
+from backends.types import Capabilities, EngineLoad
+from policies.types import InstanceView, Role
+
+QUARANTINE_FIRST_S = 0.5
+QUARANTINE_MOST_S = 15.0
+FAILURES_TO_QUARANTINE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """Where an instance stands: from the configuration, never from clients."""
+
+    id: str
+    role: Role
+    model: str
+    region: str
+    url: str
+    max_running: int
+
+
+@dataclass(slots=True)
+class Instance:
+    """One instance and its live state. ``in_flight`` counts this process's own legs; it survives health cycles."""
+
+    spec: InstanceSpec
+    engine: Engine
+    capabilities: Capabilities | None = None
+    load: EngineLoad | None = None
+    reachable: bool = False
+    last_error: str = "not asked yet"
+    in_flight: int = 0
+    draining: bool = False
+    failures: int = 0
+    quarantined_until_s: float = 0.0
+
+    @contextmanager
+    def occupied(self) -> Iterator[None]:
+        """Count one leg as running on this instance."""
+        self.in_flight += 1
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+
+    def usable(self, now_s: float) -> bool:
+        """Whether new legs may go to it."""
+        return self.reachable and not self.draining and now_s >= self.quarantined_until_s
+
+    def view(self, now_s: float) -> InstanceView:
+        """The immutable picture that policies see."""
+        load = self.load or EngineLoad(0, 0, 0.0)
+        capabilities = self.capabilities
+        return InstanceView(
+            id=self.spec.id,
+            role=self.spec.role,
+            model=self.spec.model,
+            region=self.spec.region,
+            healthy=self.usable(now_s),
+            draining=self.draining,
+            running=max(load.running, self.in_flight),
+            waiting=load.waiting,
+            kv_usage=load.kv_usage,
+            max_running=self.spec.max_running,
+            max_model_len=capabilities.max_model_len if capabilities else None,
+            block_size_tokens=capabilities.block_size_tokens if capabilities else None,
+        )
+
+
+@dataclass(slots=True)
+class Pools:
+    """All instances. ``clock`` gives monotonic seconds."""
+
+    instances: Sequence[Instance]
+    clock: Callable[[], float]
+    _by_id: dict[str, Instance] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_id = {instance.spec.id: instance for instance in self.instances}
+
+    def __getitem__(self, instance_id: str) -> Instance:
+        return self._by_id[instance_id]
+
+    def of_model(self, model: str) -> Iterator[Instance]:
+        """Instances that serve a model, whatever their state."""
+        return (instance for instance in self.instances if instance.spec.model == model)
+
+    def views(self, model: str, exclude: Iterable[str] = ()) -> tuple[InstanceView, ...]:
+        """What policies see of a model's instances, without those a request has just failed on."""
+        now_s, excluded = self.clock(), set(exclude)
+        return tuple(i.view(now_s) for i in self.of_model(model) if i.spec.id not in excluded)
+
+    def report_success(self, instance: Instance) -> None:
+        """A leg got its first token: whatever was wrong is over."""
+        instance.failures = 0
+        instance.quarantined_until_s = 0.0
+
+    def report_failure(self, instance: Instance, error: BackendError) -> None:
+        """A leg failed. Refusals of the request are not the instance's fault; repeated failures take it out a while."""
+        if isinstance(error, EngineRejected):
+            return
+        instance.failures += 1
+        instance.last_error = str(error)
+        if instance.failures >= FAILURES_TO_QUARANTINE:
+            wait_s = QUARANTINE_FIRST_S * 2 ** (instance.failures - FAILURES_TO_QUARANTINE)
+            instance.quarantined_until_s = self.clock() + min(wait_s, QUARANTINE_MOST_S)
+
+    def missing_roles(self) -> dict[str, list[str]]:
+        """For each model, the instances that cannot take legs, with why: what ``/ready`` says."""
+        now_s = self.clock()
+        missing: dict[str, list[str]] = {}
+        for instance in self.instances:
+            if not instance.usable(now_s):
+                why = "draining" if instance.draining else instance.last_error
+                missing.setdefault(instance.spec.model, []).append(
+                    f"{instance.spec.role} {instance.spec.id} at {instance.spec.url}: {why}"
+                )
+        return missing

@@ -1,0 +1,75 @@
+"""Brings MD's cache into line with answers that ended at RLD, after the client has its answer."""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from backends.errors import BackendError
+from gateway.control.pools import Instance
+from gateway.relay.legs import build_align_leg
+from gateway.relay.types import GenerationRequest
+from policies.rules import RelayRules
+
+log = logging.getLogger(__name__)
+
+MOST_JOBS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class AlignJob:
+    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer."""
+
+    request: GenerationRequest
+    log: tuple[int, ...]
+    main: Instance
+    rules: RelayRules
+    transfer: asyncio.Task[bool] | None
+
+
+class Aligner:
+    """Owns the jobs; beyond ``MOST_JOBS`` the next answers go without, and their transfers stop."""
+
+    def __init__(self) -> None:
+        self._jobs: set[asyncio.Task[None]] = set()
+        self.skipped = 0
+
+    @property
+    def running(self) -> int:
+        """Jobs that are not done."""
+        return len(self._jobs)
+
+    def adopt(self, job: AlignJob) -> None:
+        """Take over the transfer of a finished answer and do the rest in the background."""
+        if len(self._jobs) >= MOST_JOBS:
+            self.skipped += 1
+            if job.transfer is not None:
+                job.transfer.cancel()
+            return
+        task = asyncio.create_task(self._align(job))
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+
+    async def drained(self) -> None:
+        """Wait until no job runs."""
+        while self._jobs:
+            await asyncio.wait(self._jobs)
+
+    async def aclose(self) -> None:
+        """Stop all jobs and their transfers."""
+        jobs = list(self._jobs)
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+
+    async def _align(self, job: AlignJob) -> None:
+        if job.transfer is not None and not await job.transfer:
+            return
+        leg = build_align_leg(job.request, job.log, job.rules)
+        try:
+            with job.main.occupied():
+                async with aclosing(job.main.engine.generate(leg)) as stream:
+                    async for _ in stream:
+                        pass
+        except BackendError as error:
+            log.warning("aligning %s on %s failed: %s", job.request.request_id, job.main.spec.id, error)

@@ -1,0 +1,340 @@
+"""Runs one answer: feeds the splice with what engines, link and clock do, and carries out what it says."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
+
+from backends.base import KvPath
+from backends.errors import BackendError, EngineRejected, TransferFailed
+from backends.types import EngineFinish, LegRequest, LegUsage, TransferProgress, TransferRequest
+from gateway.control.pools import Instance, Pools
+from gateway.relay.align import Aligner, AlignJob
+from gateway.relay.cast import Cast
+from gateway.relay.legs import ROLE_OF, build_leg
+from gateway.relay.mailbox import Mailbox
+from gateway.relay.splice import Splice, SpliceTerms
+from gateway.relay.steps import (
+    Action,
+    ClientGone,
+    CloseLeg,
+    Emit,
+    End,
+    Event,
+    Fail,
+    KvFailed,
+    KvLate,
+    KvReady,
+    LegEnded,
+    LegFailed,
+    LegId,
+    LegKind,
+    LegTokens,
+    NoInstance,
+    RetryDue,
+    RetryLater,
+    StartLeg,
+    StartTransfer,
+    StopMatched,
+    StopTransfer,
+)
+from gateway.relay.types import AnswerEvent, Finish, GenerationFailed, GenerationRequest, KeepAlive, Tokens
+from gateway.telemetry.record import Record
+from policies.rules import RelayRules
+from policies.types import Plan
+
+DRAIN_S = 1.0
+"""How long a leg that said its last word may take to end its stream, so that its connection can be used again."""
+
+FINISHES: dict[EngineFinish, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """All that was decided for one answer before it began.
+
+    ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may
+    take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting.
+    ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way.
+    """
+
+    request: GenerationRequest
+    plan: Plan
+    terms: SpliceTerms
+    rules: RelayRules
+    path: KvPath | None
+    transfer: TransferRequest
+    patience_s: float
+    keep_transfer: Callable[[int], bool]
+
+
+@dataclass(slots=True)
+class _Running:
+    start: StartLeg
+    instance: Instance
+    task: asyncio.Task[None]
+    said_last: bool = False
+
+
+class RelayAnswer:
+    """See ``gateway.relay.types.Answer``."""
+
+    def __init__(self, course: Course, cast: Cast, pools: Pools, aligner: Aligner, record: Record) -> None:
+        self._course = course
+        self._cast = cast
+        self._pools = pools
+        self._aligner = aligner
+        self._record = record
+        self._splice = Splice(course.terms)
+        self._mailbox = Mailbox()
+        self._out: deque[AnswerEvent] = deque()
+        self._legs: dict[LegId, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: list[asyncio.TimerHandle] = []
+        self._transfer: asyncio.Task[bool] | None = None
+        self._draining: set[asyncio.Task[None]] = set()
+        self._error: GenerationFailed | None = None
+        self._last_failure: BackendError | None = None
+        self._ended = False
+        self._prefill_usage: LegUsage | None = None
+        self._started_on: dict[LegId, Instance] = {}
+
+    @property
+    def plan_name(self) -> str:
+        """Kind of the plan."""
+        return self._course.plan.kind
+
+    @property
+    def plan_reason(self) -> str:
+        """Why this plan."""
+        return self._course.plan.reason
+
+    def stop_at(self, completion_tokens: int) -> None:
+        """Tell the splice of a stop string; what waits to be read lies behind it."""
+        self._out.clear()
+        if self._ended:
+            self._out.append(self._finish("stop", None, completion_tokens))
+        else:
+            self._feed(StopMatched(completion_tokens))
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Run the answer; see ``Answer``."""
+        loop = asyncio.get_running_loop()
+        self._do(self._splice.start())
+        quiet_s = self._course.rules.keepalive_s
+        tick = loop.call_later(quiet_s, self._mailbox.post, None)
+        heard_s = loop.time()
+        try:
+            while True:
+                while self._out:
+                    yield self._out.popleft()
+                if self._error is not None:
+                    raise self._error
+                if self._ended:
+                    return
+                event = await self._mailbox.get()
+                if event is not None:
+                    heard_s = loop.time()
+                    self._feed(event)
+                    continue
+                if loop.time() >= heard_s + quiet_s:
+                    heard_s = loop.time()
+                    self._out.append(KeepAlive())
+                tick = loop.call_at(heard_s + quiet_s, self._mailbox.post, None)
+        finally:
+            tick.cancel()
+
+    async def aclose(self) -> None:
+        """End everything that still runs for this answer, except what was handed to the aligner."""
+        self._feed(ClientGone())
+        for timer in self._timers:
+            timer.cancel()
+        if self._draining:
+            await asyncio.wait(self._draining, timeout=DRAIN_S)
+        self._stop_transfer("closed")
+        tasks = [*self._tasks, *([self._transfer] if self._transfer else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._record.close(self._splice)
+
+    # Events in, actions out
+
+    def _feed(self, event: Event) -> None:
+        if isinstance(event, LegEnded) and self._ends_prefill(event):
+            self._on_prefilled()
+        self._do(self._splice.feed(event))
+
+    def _ends_prefill(self, event: LegEnded) -> bool:
+        leg = self._legs.get(event.leg)
+        return leg is not None and leg.start.kind is LegKind.PREFILL
+
+    def _on_prefilled(self) -> None:
+        if self._course.path is None:
+            self._mailbox.post(KvReady())
+        else:
+            self._later(self._course.patience_s, KvLate())
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Emit():
+                    self._emit(action)
+                case StartLeg():
+                    self._start(action)
+                case CloseLeg(leg):
+                    self._close(leg)
+                case StartTransfer():
+                    self._start_transfer()
+                case StopTransfer():
+                    self._stop_transfer("stopped")
+                case RetryLater(attempt):
+                    rules = self._course.rules
+                    wait_s = rules.transfer_retry_backoff_s * 2.0 ** min(attempt - 1, 30)
+                    self._later(min(wait_s, rules.transfer_retry_backoff_max_s), RetryDue())
+                case End():
+                    self._end(action)
+                case Fail(refused):
+                    self._fail(refused)
+
+    def _emit(self, action: Emit) -> None:
+        instance = self._started_on[action.leg]
+        role = instance.spec.role
+        self._record.tokens(role, instance.spec.id, action.position, len(action.ids))
+        self._out.append(Tokens(action.position, action.ids, action.logprobs, role.value, instance.spec.id))
+
+    def _end(self, action: End) -> None:
+        self._ended = True
+        made = len(self._splice.log)
+        if action.align and self._course.keep_transfer(made):
+            self._align()
+        else:
+            self._stop_transfer("finished_first")
+        self._out.append(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+        self._record.finished(action.reason, made, self._prefill_usage)
+
+    def _finish(self, reason: Literal["stop", "length"], terminator: int | None, made: int) -> Finish:
+        shown = terminator if terminator in self._course.request.sampling.stop_token_ids else None
+        usage = self._prefill_usage
+        return Finish(reason, terminator is not None, shown, made, usage.cached_tokens if usage else None)
+
+    def _fail(self, refused: LegId | None) -> None:
+        error = self._last_failure
+        if refused is not None and isinstance(error, EngineRejected):
+            self._error = GenerationFailed(error.status, error.message, param=error.param)
+        elif self._splice.log:
+            self._error = GenerationFailed(502, "no decode instance could go on with the answer", code="decode_lost")
+        else:
+            self._error = GenerationFailed(
+                503, "no engine instance can take the request", code="no_instance", retry_after_s=1.0
+            )
+        self._record.failed(self._error, error)
+
+    # Legs
+
+    def _start(self, start: StartLeg) -> None:
+        instance = self._cast.pick(ROLE_OF[start.kind])
+        if instance is None:
+            self._record.note("no_instance", role=ROLE_OF[start.kind].value)
+            self._mailbox.post(NoInstance(start.leg))
+            return
+        request = build_leg(self._course.request, start, self._splice.log, self._course.rules)
+        self._started_on[start.leg] = instance
+        self._record.leg_started(start, instance.spec.id)
+        task = self._spawn(self._pump(start, instance, request))
+        self._legs[start.leg] = _Running(start, instance, task)
+
+    def _close(self, leg: LegId) -> None:
+        running = self._legs.pop(leg, None)
+        if running is None:
+            return
+        if running.said_last:
+            self._draining.add(running.task)
+            running.task.add_done_callback(self._draining.discard)
+        else:
+            running.task.cancel()
+            self._record.leg_ended(running.start, running.instance.spec.id, "closed")
+
+    async def _pump(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
+        try:
+            with instance.occupied():
+                await self._read(start, instance, request)
+        except BackendError as error:
+            self._last_failure = error
+            self._pools.report_failure(instance, error)
+            self._cast.lose(instance)
+            self._record.leg_ended(start, instance.spec.id, type(error).__name__)
+            self._mailbox.post(LegFailed(start.leg, refused=isinstance(error, EngineRejected)))
+        else:
+            self._record.leg_ended(start, instance.spec.id, "ended")
+            self._mailbox.post(LegEnded(start.leg))
+
+    async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
+        async with aclosing(instance.engine.generate(request)) as stream:
+            heard = False
+            async for chunk in stream:
+                if chunk.usage is not None and start.kind is LegKind.PREFILL:
+                    self._prefill_usage = chunk.usage
+                if chunk.usage is not None:
+                    self._record.leg_usage(start, chunk.usage)
+                finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
+                if not heard and chunk.token_ids:
+                    heard = True
+                    self._pools.report_success(instance)
+                if finish and start.leg in self._legs and start.kind is not LegKind.PREFILL:
+                    self._legs[start.leg].said_last = True
+                if chunk.token_ids or finish:
+                    await self._mailbox.put(LegTokens(start.leg, chunk.token_ids, chunk.logprobs, finish))
+
+    # The KV
+
+    def _start_transfer(self) -> None:
+        if self._course.path is not None:
+            self._record.note("transfer_started")
+            self._transfer = asyncio.create_task(self._move(self._course.path))
+
+    def _stop_transfer(self, why: str) -> None:
+        if self._transfer is not None and not self._transfer.done():
+            self._transfer.cancel()
+            self._record.note("transfer_stopped", why=why)
+
+    async def _move(self, path: KvPath) -> bool:
+        progress: TransferProgress | None = None
+        try:
+            async with aclosing(path.transfer(self._course.transfer)) as stream:
+                async for progress in stream:
+                    self._record.transfer(progress)
+        except TransferFailed as error:
+            self._record.note("transfer_failed", why=str(error))
+            self._mailbox.post(KvFailed())
+            return False
+        self._mailbox.post(KvReady())
+        return True
+
+    def _align(self) -> None:
+        main = self._cast.pick(ROLE_OF[LegKind.FINAL])
+        if main is not None:
+            job = AlignJob(self._course.request, tuple(self._splice.log), main, self._course.rules, self._transfer)
+            self._aligner.adopt(job)
+            self._transfer = None
+            self._record.note("aligning", instance=main.spec.id)
+        else:
+            self._stop_transfer("no_main_instance")
+
+    # Tasks and timers
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _later(self, wait_s: float, event: Event) -> None:
+        self._timers.append(asyncio.get_running_loop().call_later(wait_s, self._deliver, event))
+
+    def _deliver(self, event: Event) -> None:
+        if isinstance(event, RetryDue):
+            self._cast.forgive()
+        self._mailbox.post(event)

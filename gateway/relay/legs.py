@@ -1,0 +1,51 @@
+"""What each kind of leg asks of an engine: the table of fields per leg, as code."""
+
+from collections.abc import Sequence
+
+from backends.types import LegRequest, Sampling
+from gateway.relay.steps import LegKind, StartLeg
+from gateway.relay.types import GenerationRequest
+from policies.rules import RelayRules
+from policies.types import Role
+
+ROLE_OF: dict[LegKind, Role] = {
+    LegKind.PREFILL: Role.P,
+    LegKind.RELAY: Role.RLD,
+    LegKind.EXTEND: Role.MD,
+    LegKind.FINAL: Role.MD,
+}
+
+GREEDY = Sampling(temperature=0.0)
+"""For legs whose token is thrown away: the cheapest there is."""
+
+
+def build_leg(request: GenerationRequest, start: StartLeg, log: Sequence[int], rules: RelayRules) -> LegRequest:
+    """Spell out one leg. Its id is new for each attempt; the client's id never reaches an engine."""
+    kv_is_near = start.kv_expected and ROLE_OF[start.kind] is Role.MD
+    return LegRequest(
+        request_id=f"{request.request_id}-{start.kind.name.lower()}-{start.leg}",
+        model=request.model,
+        prompt=[*request.prompt, *log[: start.base]],
+        max_tokens=start.max_tokens,
+        min_tokens=start.min_tokens,
+        sampling=GREEDY if start.kind is LegKind.EXTEND else request.sampling,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        first_token_timeout_s=rules.extend_timeout_s if kv_is_near else rules.first_token_timeout_s,
+        idle_timeout_s=rules.idle_timeout_s,
+    )
+
+
+def build_align_leg(request: GenerationRequest, log: Sequence[int], rules: RelayRules) -> LegRequest:
+    """The leg that brings MD's cache into line with an answer that ended at RLD."""
+    return LegRequest(
+        request_id=f"{request.request_id}-align",
+        model=request.model,
+        prompt=[*request.prompt, *log],
+        max_tokens=1,
+        sampling=GREEDY,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        first_token_timeout_s=rules.extend_timeout_s,
+        idle_timeout_s=rules.idle_timeout_s,
+    )

@@ -1,0 +1,379 @@
+"""The splice: which engine's tokens the client sees, and which legs run. No I/O, no clock, no async.
+
+Theory. The *log* is the list of ids that the client has been given. Position i is the i-th output token. A *leg* is one
+engine call whose prompt is the request's prompt plus the first ``base`` ids of the log, so the k-th id that it returns
+belongs to position ``base + k``. At most one leg, the *writer*, may append to the log. A leg becomes the writer when it
+brings position ``len(log)`` while nobody writes. Everything else that a leg returns is dropped and counted. From this
+follow the promises: positions are gapless, unique and in order, whoever makes the tokens.
+
+    PREFILL   a P leg runs (one token), the KV moves to the main region at the same time
+    WAIT      nobody writes: the KV, or an instance, is awaited
+    EAGER     a relay leg writes
+    CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log
+    FINAL     the log is sealed; a final leg has its whole prompt and has not answered yet
+    MAIN      a final leg writes
+    DONE      finished, failed, or the client is gone
+
+Rules.
+1. ``feed`` turns one event into actions. The caller carries them out in order. An event that makes no sense raises
+   ``IllegalEvent`` and changes nothing. Late events of legs that were closed are no error: they are dropped.
+2. Each leg that was started ends exactly once: by LegEnded, by LegFailed, by NoInstance, or by CloseLeg.
+3. Who goes on when a writer is lost is decided in one place, ``_resume``.
+4. What is decided by load (one-shot or catch-up, how much) is asked of ``SpliceTerms.decide``, a pure function.
+5. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.relay.steps import (
+    Action,
+    ClientGone,
+    CloseLeg,
+    Emit,
+    End,
+    Event,
+    Fail,
+    Handoff,
+    IllegalEvent,
+    Kv,
+    KvFailed,
+    KvLate,
+    KvReady,
+    LegEnded,
+    LegFailed,
+    LegId,
+    LegKind,
+    LegTokens,
+    NoInstance,
+    Phase,
+    RetryDue,
+    RetryLater,
+    StartLeg,
+    StartTransfer,
+    StopMatched,
+    StopTransfer,
+)
+from policies.handoff import ExtendBatch, FinalNow, HandoffStep
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceTerms:
+    """What one answer is bound by.
+
+    ``classic``: P's token is dropped. ``relay_allowed``: an RLD may be used, by plan or in need.
+    ``limit_tokens``: most output tokens (client's limit and context), at least 1. ``terminators``: ids that end an
+    answer and have no text. ``max_attempts``: how many times in a row nobody may be found before the answer fails.
+    """
+
+    route: Literal["direct", "relay", "singular", "passthrough"]
+    splittable: bool
+    classic: bool
+    relay_allowed: bool
+    limit_tokens: int
+    min_tokens: int
+    terminators: frozenset[int]
+    max_attempts: int
+    decide: Callable[[Handoff], HandoffStep]
+
+
+@dataclass(slots=True)
+class _Leg:
+    kind: LegKind
+    base: int
+    received: int = 0
+
+
+@dataclass(slots=True)
+class Splice:
+    """State of one answer. Read ``log``, ``phase``, ``kv``, ``discarded_tokens`` and ``made`` freely; write nothing."""
+
+    terms: SpliceTerms
+    phase: Phase = Phase.PREFILL
+    kv: Kv = Kv.ABSENT
+    log: list[int] = field(default_factory=list)
+    sealed: int = 0
+    rounds: int = 0
+    _previous_pending: int | None = None
+    discarded_tokens: int = 0
+    made: dict[LegKind, int] = field(default_factory=dict)
+    _legs: dict[LegId, _Leg] = field(default_factory=dict)
+    _next_leg: int = 0
+    _writer: LegId | None = None
+    _relaying: bool = False
+    _main_blocked: bool = False
+    _relay_blocked: bool = False
+    _retry_pending: bool = False
+    _late: bool = False
+    _attempts: int = 0
+    _setbacks: int = 0
+    _out: list[Action] = field(default_factory=list)
+
+    def start(self) -> list[Action]:
+        """Begin: the P leg, and the transfer unless the answer is singular."""
+        if self.terms.route == "passthrough":
+            self.kv = Kv.UNNEEDED
+            self._start_final()
+            return self._flush()
+        self._relaying = self.terms.route != "direct"
+        self._relay_blocked = not self.terms.relay_allowed
+        self._start(LegKind.PREFILL)
+        if self.terms.route != "singular":
+            self._move()
+        return self._flush()
+
+    def feed(self, event: Event) -> list[Action]:
+        """Take one event, give the actions that follow from it. Raises IllegalEvent."""
+        match event:
+            case LegTokens() | LegEnded() | LegFailed() | NoInstance():
+                self._on_leg(event)
+            case KvReady() | KvFailed() | KvLate():
+                self._on_kv(event)
+            case RetryDue():
+                self._on_retry()
+            case StopMatched(completion_tokens):
+                self._on_stop(completion_tokens)
+            case ClientGone() if self.phase is not Phase.DONE:
+                self._close_all()
+                self._out.append(StopTransfer())
+            case ClientGone():
+                pass
+        return self._flush()
+
+    # Legs
+
+    def _on_leg(self, event: LegTokens | LegEnded | LegFailed | NoInstance) -> None:
+        if not 0 <= event.leg < self._next_leg:
+            raise IllegalEvent(f"leg {event.leg} was never started")
+        leg = self._legs.get(event.leg)
+        if leg is None:
+            if isinstance(event, LegTokens):
+                self.discarded_tokens += len(event.ids)
+            return
+        match event:
+            case LegTokens():
+                self._on_tokens(event, leg)
+            case LegEnded():
+                self._drop(event.leg)
+                self._on_ended(leg)
+            case LegFailed(refused=True) if not self.log:
+                self._drop(event.leg)
+                self._fail(event.leg)
+            case LegFailed():
+                self._drop(event.leg)
+                self._on_lost(leg)
+            case NoInstance():
+                self._drop(event.leg)
+                self._on_no_instance(leg)
+
+    def _on_tokens(self, event: LegTokens, leg: _Leg) -> None:
+        position = leg.base + leg.received
+        leg.received += len(event.ids)
+        if not self._may_write(event.leg, leg, position):
+            self.discarded_tokens += len(event.ids)
+            return
+        room = self.terms.limit_tokens - len(self.log)
+        ids = event.ids[:room]
+        self.discarded_tokens += len(event.ids) - len(ids)
+        if ids:
+            self._writer = event.leg
+            self._attempts = 0
+            self.made[leg.kind] = self.made.get(leg.kind, 0) + len(ids)
+            self.log += ids
+            self._out.append(Emit(position, ids, event.logprobs and event.logprobs[:room], event.leg))
+            if self.phase is Phase.FINAL:
+                self.phase = Phase.MAIN
+                self._setbacks = 0
+        if event.finish == "stop" and len(ids) == len(event.ids):
+            self._end("stop")
+        elif len(self.log) >= self.terms.limit_tokens or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
+            self._end("length")
+
+    def _may_write(self, id_: LegId, leg: _Leg, position: int) -> bool:
+        if leg.kind is LegKind.EXTEND or (leg.kind is LegKind.PREFILL and self.terms.classic):
+            return False
+        return self._writer == id_ or (self._writer is None and position == len(self.log))
+
+    def _on_ended(self, leg: _Leg) -> None:
+        if leg.kind is LegKind.PREFILL and leg.received:
+            self._resume()
+        elif leg.kind is LegKind.EXTEND and leg.received:
+            self.sealed = leg.base
+            self.rounds += 1
+            self.phase = Phase.EAGER
+            self._hand_over()
+        else:  # it ended without having said why: no better than a failure
+            self._on_lost(leg)
+
+    def _on_lost(self, leg: _Leg) -> None:
+        self._attempts += 1
+        self._setbacks += 1
+        match leg.kind:
+            case LegKind.PREFILL if not self.log:
+                self._again_or_fail(lambda: self._start(LegKind.PREFILL))
+            case LegKind.EXTEND:
+                self.phase = Phase.EAGER
+                self._hand_over()
+            case _:
+                self._again_or_fail(self._resume)
+
+    def _on_no_instance(self, leg: _Leg) -> None:
+        if leg.kind is LegKind.PREFILL:
+            self._fail(None)
+            return
+        self._setbacks += 1
+        self._wait()
+        if leg.kind is LegKind.RELAY:
+            self._relay_blocked = True
+        else:
+            self._main_blocked = True
+        if leg.kind is LegKind.EXTEND:
+            self.phase = Phase.EAGER
+        else:
+            self._resume()
+
+    def _again_or_fail(self, again: Callable[[], None]) -> None:
+        cut = bool(self.log) and not self.terms.splittable
+        if cut or self._attempts > self.terms.max_attempts:
+            self._fail(None)
+        else:
+            again()
+
+    # The KV and time
+
+    def _on_kv(self, event: KvReady | KvFailed | KvLate) -> None:
+        if self.kv is Kv.ABSENT:
+            raise IllegalEvent("no transfer was started")
+        if self.phase is Phase.DONE:
+            return
+        match event:
+            case KvReady():
+                self.kv = Kv.READY
+            case KvFailed():
+                self.kv = Kv.FAILED
+                self._setbacks += 1
+                self._relaying = True
+                self._wait()
+            case KvLate():
+                self._relaying = self._late = True
+        if self.phase is Phase.WAIT:
+            self._resume()
+        elif self.phase is Phase.EAGER:
+            self._hand_over()
+
+    def _on_retry(self) -> None:
+        if not self._retry_pending:
+            raise IllegalEvent("no retry is pending")
+        self._retry_pending = False
+        if self.phase is Phase.DONE:
+            return
+        self._main_blocked = False
+        self._relay_blocked = not self.terms.relay_allowed
+        if self.kv is Kv.FAILED:
+            self._move()
+        if self.phase is Phase.WAIT:
+            self._resume()
+        elif self.phase is Phase.EAGER:
+            self._hand_over()
+
+    def _on_stop(self, completion_tokens: int) -> None:
+        if not 0 < completion_tokens <= len(self.log):
+            raise IllegalEvent(f"a stop at {completion_tokens} of {len(self.log)} tokens")
+        if self.phase is not Phase.DONE:
+            del self.log[completion_tokens:]
+            self._end("stop", matched=True)
+
+    # Decisions
+
+    def _resume(self) -> None:
+        """Nobody writes (any more): choose who goes on."""
+        if self.kv in (Kv.READY, Kv.UNNEEDED) and not self._main_blocked:
+            self._start_final()
+        elif (self._relaying or self._main_blocked) and not self._relay_blocked:
+            self.phase = Phase.EAGER
+            self.sealed = self.rounds = 0
+            self._previous_pending = None
+            self._start(LegKind.RELAY)
+        elif self.kv is Kv.ABSENT:
+            self.phase = Phase.WAIT
+            self._move()
+        elif self.kv is Kv.MOVING and not self._late:
+            self.phase = Phase.WAIT
+        elif not self._main_blocked:  # without its KV an instance computes the prompt again: slow, but an answer
+            self._start_final()
+        else:
+            self._attempts += 1
+            self.phase = Phase.WAIT
+            self._again_or_fail(self._wait)
+
+    def _hand_over(self) -> None:
+        """The KV is there and a relay leg writes: seal now, or bring MD nearer first."""
+        if self.kv is not Kv.READY or self._main_blocked or not self.terms.splittable:
+            return
+        pending = len(self.log) - self.sealed
+        step = self.terms.decide(Handoff(pending, self.sealed, self.rounds, self._previous_pending))
+        self._previous_pending = pending
+        match step:
+            case FinalNow():
+                self._start_final()
+            case ExtendBatch(tokens):
+                self.phase = Phase.CATCH_UP
+                self._start(LegKind.EXTEND, base=min(self.sealed + tokens, len(self.log)))
+
+    def _start_final(self) -> None:
+        for id_ in list(self._legs):
+            self._close(id_)
+        self.phase = Phase.FINAL
+        self.sealed = len(self.log)
+        self._start(LegKind.FINAL)
+
+    def _end(self, reason: Literal["stop", "length"], *, matched: bool = False) -> None:
+        terminator = not matched and reason == "stop" and bool(self.log) and self.log[-1] in self.terms.terminators
+        by_relay = self.phase in (Phase.EAGER, Phase.CATCH_UP)
+        self._close_all()
+        self._out.append(End(reason, terminator, align=by_relay and self.kv is not Kv.ABSENT))
+
+    def _fail(self, refused: LegId | None) -> None:
+        self._close_all()
+        self._out += (StopTransfer(), Fail(refused))
+
+    # Actions
+
+    def _start(self, kind: LegKind, base: int | None = None) -> None:
+        base = len(self.log) if base is None else base
+        id_ = LegId(self._next_leg)
+        self._next_leg += 1
+        self._legs[id_] = _Leg(kind, base)
+        one = kind in (LegKind.PREFILL, LegKind.EXTEND)
+        max_tokens = 1 if one else self.terms.limit_tokens - base
+        least = 0 if kind is LegKind.EXTEND else max(0, self.terms.min_tokens - base)
+        kv_expected = kind is not LegKind.PREFILL and (kind is LegKind.RELAY or self.kv is Kv.READY)
+        self._out.append(StartLeg(id_, kind, base, max_tokens, min(least, max_tokens), kv_expected))
+
+    def _move(self) -> None:
+        self.kv = Kv.MOVING
+        self._out.append(StartTransfer())
+
+    def _wait(self) -> None:
+        if not self._retry_pending:
+            self._retry_pending = True
+            self._out.append(RetryLater(max(1, self._setbacks)))
+
+    def _close(self, id_: LegId) -> None:
+        self._drop(id_)
+        self._out.append(CloseLeg(id_))
+
+    def _drop(self, id_: LegId) -> None:
+        del self._legs[id_]
+        if self._writer == id_:
+            self._writer = None
+
+    def _close_all(self) -> None:
+        for id_ in list(self._legs):
+            self._close(id_)
+        self.phase = Phase.DONE
+
+    def _flush(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out

@@ -1,0 +1,142 @@
+"""The gateway's configuration file: read once, checked whole, refused with the key's name."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Meta
+
+from policies.rules import Rules
+
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
+Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class BadSettings(Exception):
+    """The configuration cannot be used; the message names the key."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class ModelSettings(Section, frozen=True):
+    """A model that clients may ask for."""
+
+    name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
+    path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    kv_bytes_per_token: Annotated[Count, Meta(description="KV of one token, all layers, in bytes.")]
+    cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
+
+
+class EngineSettings(Section, frozen=True):
+    """One engine instance."""
+
+    id: Annotated[Name, Meta(description="Unique name, shown in traces and metrics.")]
+    role: Annotated[Literal["P", "RLD", "MD"], Meta(description="Prefill, relay decode or main decode.")]
+    model: Annotated[Name, Meta(description="One of ``models``.")]
+    region: Annotated[Name, Meta(description="Where it stands.")]
+    url: Annotated[Url, Meta(description="Base URL of its OpenAI-compatible API.")]
+    max_running: Annotated[Count, Meta(description="Requests that it batches at once.")] = 64
+    api_key_env: Annotated[
+        str | None, Meta(description="Environment variable that holds the key this engine wants.")
+    ] = None
+    kv_events: Annotated[
+        str | None, Meta(description="ZMQ endpoint of its KV events; null: its cache is guessed from routing.")
+    ] = None
+    kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
+
+
+class LinkSettings(Section, frozen=True):
+    """A WAN link and the KV bridge in its receiving region."""
+
+    source: Annotated[Name, Meta(description="Region of the prefill instances.")]
+    dest: Annotated[Name, Meta(description="Region of the main-decode instances.")]
+    bridge: Annotated[Url, Meta(description="Base URL of the ``pdd bridge`` in ``dest``.")]
+    dialect: Annotated[Literal["lmcache", "lmcache-mp"], Meta(description="How the stores spell chunk keys.")] = (
+        "lmcache"
+    )
+    chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
+        "bfloat16"
+    )
+    rate_mbit: Annotated[Positive, Meta(description="Rate to assume until the bridge has measured one, in Mbit/s.")] = (
+        1000.0
+    )
+
+
+class LimitSettings(Section, frozen=True):
+    """What one request may be."""
+
+    max_body_bytes: Annotated[Count, Meta(description="Largest request body.")] = 32 * 1024 * 1024
+    write_timeout_s: Annotated[Positive, Meta(description="A client that takes nothing for this long is cut off.")] = (
+        120.0
+    )
+
+
+class Settings(Section, frozen=True):
+    """The whole file."""
+
+    listen: Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$", description="HOST:PORT to serve on.")] = "127.0.0.1:8000"
+    redis_url: Annotated[
+        str | None, Meta(description="Redis or Valkey; REDIS_URL wins; neither: a private Valkey is started.")
+    ] = None
+    models: Annotated[tuple[ModelSettings, ...], Meta(min_length=1)]
+    engines: Annotated[tuple[EngineSettings, ...], Meta(min_length=1)]
+    links: tuple[LinkSettings, ...] = ()
+    rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
+    limits: LimitSettings = LimitSettings()
+    health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
+    drain_s: Annotated[Positive, Meta(description="How long running answers may go on after SIGTERM.")] = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+def load_settings(path: Path) -> Settings:
+    """Read a YAML (or JSON) file. Raises BadSettings."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadSettings(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadSettings(f"{path} is not valid YAML: {error}") from None
+    return parse_settings(raw)
+
+
+def parse_settings(raw: Any) -> Settings:
+    """Check a parsed configuration. Raises BadSettings."""
+    try:
+        settings = msgspec.convert(raw, Settings)
+    except msgspec.ValidationError as error:
+        raise BadSettings(str(error)) from None
+    _check_references(settings)
+    return settings
+
+
+def find_redis(settings: Settings) -> str | None:
+    """Where the shared state lives: the environment wins over the file; None: nowhere yet."""
+    return os.environ.get("REDIS_URL") or settings.redis_url
+
+
+def _check_references(settings: Settings) -> None:
+    models = _unique("models[].name", [model.name for model in settings.models])
+    _unique("engines[].id", [engine.id for engine in settings.engines])
+    _unique("links[]", [f"{link.source}->{link.dest}" for link in settings.links])
+    for number, engine in enumerate(settings.engines):
+        if engine.model not in models:
+            raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
+    regions = {engine.region for engine in settings.engines}
+    for number, link in enumerate(settings.links):
+        for key in ("source", "dest"):
+            if getattr(link, key) not in regions:
+                raise BadSettings(f"links[{number}].{key}: no engine is in region {getattr(link, key)!r}")
+
+
+def _unique(key: str, names: list[str]) -> set[str]:
+    for name in names:
+        if names.count(name) > 1:
+            raise BadSettings(f"{key}: {name!r} stands twice")
+    return set(names)

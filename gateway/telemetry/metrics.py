@@ -1,0 +1,56 @@
+"""Prometheus metrics of the gateway. Labels come from the configuration or from fixed sets, never from clients."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+
+
+class Metrics:
+    """One registry for one gateway."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "pdd_requests", "Answers by plan and how they ended", ["model", "plan", "outcome"], registry=registry
+        )
+        self.decisions = Counter(
+            "pdd_decisions", "Plans by their reason", ["model", "plan", "reason"], registry=registry
+        )
+        self.ttft = Histogram(
+            "pdd_ttft_seconds",
+            "Admission to the first token",
+            ["model", "plan"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.joint_gap = Histogram(
+            "pdd_joint_gap_seconds",
+            "Last token of one instance to the first of the next",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.tokens = Counter("pdd_tokens", "Tokens that clients got, by role", ["model", "role"], registry=registry)
+        self.discarded = Counter(
+            "pdd_discarded_tokens", "Tokens that engines made and no client got", ["model"], registry=registry
+        )
+        self.legs = Counter(
+            "pdd_legs", "Engine calls by kind and how they ended", ["kind", "outcome"], registry=registry
+        )
+        self.wan_bytes = Counter(
+            "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
+        )
+        self.in_flight = Gauge("pdd_requests_in_flight", "Answers that are running", ["model"], registry=registry)
+        self.instance_up = Gauge(
+            "pdd_instance_up", "Whether new legs may go to an instance", ["instance", "role"], registry=registry
+        )
+        self.instance_legs = Gauge(
+            "pdd_instance_legs", "This process's legs on an instance", ["instance", "role"], registry=registry
+        )
+        self.aligning = Gauge(
+            "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
+        )
+
+    def exposition(self) -> bytes:
+        """Text that Prometheus scrapes."""
+        return generate_latest(self.registry)

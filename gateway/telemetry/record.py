@@ -1,0 +1,109 @@
+"""Notes what one answer does, as its timeline and as metrics."""
+
+from backends.errors import BackendError
+from backends.types import LegUsage, TransferProgress
+from gateway.relay.splice import Splice
+from gateway.relay.steps import StartLeg
+from gateway.relay.types import GenerationFailed
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timeline
+from policies.types import Plan, Role
+
+
+class Record:
+    """One answer's telemetry. ``close`` counts the answer; it may be called more than once."""
+
+    def __init__(self, timeline: Timeline, metrics: Metrics, plan: Plan) -> None:
+        self._timeline = timeline
+        self._metrics = metrics
+        self._plan = plan
+        self._model = timeline.model
+        self._outcome = "client_gone"
+        self._closed = False
+        self._last: tuple[Role, str, float] | None = None
+        self._wan_bytes = 0
+        self._roles: dict[str, int] = {}
+        timeline.summary.update(
+            plan=plan.kind, reason=plan.reason, prefill=plan.prefill, relay=plan.relay, main=plan.main
+        )
+        metrics.decisions.labels(self._model, plan.kind, plan.reason).inc()
+        metrics.in_flight.labels(self._model).inc()
+
+    def note(self, what: str, **details: object) -> None:
+        """Add something to the timeline only."""
+        self._timeline.note(what, **details)
+
+    def tokens(self, role: Role, instance: str, position: int, count: int) -> None:
+        """``count`` ids were given to the client."""
+        now_s = self._timeline.clock()
+        if self._last is None:
+            ttft_s = now_s - self._timeline.started_s
+            self._metrics.ttft.labels(self._model, self._plan.kind).observe(ttft_s)
+            self._timeline.summary["ttft_s"] = round(ttft_s, 6)
+            self.note("first_token", role=role.value, instance=instance)
+        elif self._last[1] != instance:
+            gap_s = now_s - self._last[2]
+            self._metrics.joint_gap.labels(self._model).observe(gap_s)
+            self.note("joint", role=role.value, instance=instance, position=position, gap_s=round(gap_s, 6))
+        self._last = (role, instance, now_s)
+        self._roles[role.value] = self._roles.get(role.value, 0) + count
+
+    def leg_started(self, start: StartLeg, instance: str) -> None:
+        """A leg begins."""
+        self.note("leg_started", leg=start.leg, kind=start.kind.name.lower(), instance=instance, base=start.base)
+
+    def leg_usage(self, start: StartLeg, usage: LegUsage) -> None:
+        """An engine said what a leg cost."""
+        self.note("leg_usage", leg=start.leg, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
+
+    def leg_ended(self, start: StartLeg, instance: str, outcome: str) -> None:
+        """A leg is over."""
+        self._metrics.legs.labels(start.kind.name.lower(), outcome).inc()
+        self.note("leg_ended", leg=start.leg, kind=start.kind.name.lower(), instance=instance, outcome=outcome)
+
+    def transfer(self, progress: TransferProgress) -> None:
+        """The KV came on."""
+        self._metrics.wan_bytes.labels(self._model).inc(max(0, progress.wan_bytes - self._wan_bytes))
+        self._wan_bytes = progress.wan_bytes
+        self._timeline.summary["wan_bytes"] = progress.wan_bytes
+        if progress.state != "moving":
+            self.note(
+                f"transfer_{progress.state}",
+                chunks_total=progress.chunks_total,
+                chunks_present=progress.chunks_present,
+                wan_bytes=progress.wan_bytes,
+            )
+
+    def finished(self, reason: str, completion_tokens: int, usage: LegUsage | None) -> None:
+        """The answer is complete."""
+        self._outcome = reason
+        self.note(
+            "finished",
+            reason=reason,
+            completion_tokens=completion_tokens,
+            cached_tokens=usage.cached_tokens if usage else None,
+        )
+
+    def failed(self, failure: GenerationFailed, cause: BackendError | None) -> None:
+        """The answer cannot go on."""
+        self._outcome = "failed"
+        self.note("failed", status=failure.status, cause=str(cause) if cause else None)
+
+    def close(self, splice: Splice) -> None:
+        """Count the answer."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._outcome == "client_gone":
+            self.note("client_gone")
+        self._timeline.summary.update(
+            outcome=self._outcome,
+            tokens={role.value: self._roles.get(role.value, 0) for role in Role},
+            discarded_tokens=splice.discarded_tokens,
+            handoff_rounds=splice.rounds,
+        )
+        self._metrics.in_flight.labels(self._model).dec()
+        self._metrics.requests.labels(self._model, self._plan.kind, self._outcome).inc()
+        self._metrics.discarded.labels(self._model).inc(splice.discarded_tokens)
+        for role, count in self._roles.items():
+            self._metrics.tokens.labels(self._model, role).inc(count)

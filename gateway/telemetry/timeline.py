@@ -1,0 +1,51 @@
+"""What happened to each recent request, and when: legs, hand-offs, gaps, bytes. Never any text or ids."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class Timeline:
+    """Course of one request. Times are seconds since it was admitted."""
+
+    request_id: str
+    model: str
+    clock: Callable[[], float]
+    started_s: float
+    summary: dict[str, Any] = field(default_factory=dict)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    most_events: int = 500
+
+    def note(self, what: str, **details: Any) -> None:
+        """Add an event; beyond ``most_events`` only the count goes on."""
+        if len(self.events) >= self.most_events:
+            self.summary["events_dropped"] = self.summary.get("events_dropped", 0) + 1
+            return
+        self.events.append({"t_s": round(self.clock() - self.started_s, 6), "event": what, **details})
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON form, as ``GET /admin/requests/{id}`` shows it."""
+        return {"request_id": self.request_id, "model": self.model, **self.summary, "events": self.events}
+
+
+class Timelines:
+    """The last ``most`` timelines by request id."""
+
+    def __init__(self, clock: Callable[[], float], most: int = 1000) -> None:
+        self._clock = clock
+        self._most = most
+        self._kept: OrderedDict[str, Timeline] = OrderedDict()
+
+    def open(self, request_id: str, model: str) -> Timeline:
+        """Start a timeline and forget the oldest beyond the bound."""
+        timeline = Timeline(request_id, model, self._clock, self._clock())
+        self._kept[request_id] = timeline
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return timeline
+
+    def get(self, request_id: str) -> Timeline | None:
+        """Find a kept timeline."""
+        return self._kept.get(request_id)
