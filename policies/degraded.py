@@ -1,0 +1,44 @@
+"""Plans for requests that one engine answers alone, and for times when no MD can be fed."""
+
+from policies.case import Case
+from policies.roles import choose_any_main, find_relays, missing, site
+from policies.types import Decision, InstanceView, PassThrough, Relay, Role
+
+
+def pass_through(case: Case, reason: str) -> Decision:
+    """Let one MD do everything. Raises NoInstance."""
+    return case.decide(PassThrough(choose_any_main(case).id, reason))
+
+
+def decide_unfed(case: Case) -> Decision:
+    """No MD that is up can get KV from a P that is up: wait for one on RLD, or let MD do all. Raises NoInstance."""
+    mains = case.pools[Role.MD]
+    rejected = case.rejected[Role.MD]
+    waiting = mains or [view for view in case.snapshot.instances if rejected.get(view.id) == "unhealthy"]
+    if case.facts.unsplittable is None and "relay" in case.rules.pipelines:
+        decision = _relay_meanwhile(case, waiting, "link_down" if mains else "main_down")
+        if decision is not None:
+            return decision
+    if not mains:
+        raise missing(case, Role.MD)
+    return pass_through(case, "no_link" if case.pools[Role.P] else "no_prefill")
+
+
+def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> Decision | None:
+    """Start on RLD for an MD that should come back; the answer moves there as soon as it can."""
+    placement = case.rules.placement
+    for one in case.pools[Role.P]:
+        mains = [view for view in waiting if view.fingerprint == one.fingerprint and _joined(case, one, view)]
+        relays = find_relays(case, one) if mains else []
+        if relays:
+            beside = [view for view in case.pools[Role.P] if site(view) == site(one)]
+            main = case.choose(Role.MD, mains, placement.main)
+            prefill = case.choose(Role.P, beside, placement.prefill)
+            relay = case.choose(Role.RLD, relays, placement.relay)
+            route = None if prefill.region == main.region else (prefill.region, main.region)
+            return case.decide(Relay(prefill.id, relay.id, main.id, reason, route))
+    return None
+
+
+def _joined(case: Case, prefill: InstanceView, main: InstanceView) -> bool:
+    return prefill.region == main.region or (prefill.region, main.region) in case.snapshot.links

@@ -1,0 +1,123 @@
+"""The decision of a request: which engines serve it, in which pipeline, and why.
+
+MD is chosen first, because its cache decides what must cross; then a P that can feed it; then, where the KV would take
+too long, an RLD beside that P. A plan without MD is made in one place only, behind the singular rule.
+"""
+
+from policies.case import Case, open_case
+from policies.degraded import decide_unfed, pass_through
+from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
+from policies.roles import choose_main, choose_prefill, find_mains, find_relays
+from policies.rules import Rules
+from policies.singular import refuse_singular, relay_time_s
+from policies.types import (
+    Decision,
+    Direct,
+    Estimate,
+    Facts,
+    InstanceView,
+    LinkView,
+    Relay,
+    Rng,
+    Role,
+    Singular,
+    Snapshot,
+)
+from policies.wan import estimate_transfer
+
+LOUD_REFUSALS = {"misaligned": "singular_misaligned", "budget_spent": "singular_budget_spent"}
+"""Refusals of the singular rule that an operator should see as the reason of the relay."""
+
+
+def choose_plan(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Decision:
+    """Choose a request's plan. Raises NoInstance when nothing can serve it."""
+    case = open_case(facts, snapshot, rules, rng)
+    if facts.unsplittable in WHOLE_REQUEST:
+        return pass_through(case, facts.unsplittable)
+    if not snapshot.prefix_cache_effective:
+        return pass_through(case, "prefix_cache_ineffective")
+    feeding = case.feeding_regions()
+    mains = find_mains(case, feeding)
+    if not mains:
+        return decide_unfed(case)
+    main = choose_main(case, mains, feeding)
+    prefill = choose_prefill(case, main, feeding)
+    link = None if prefill.region == main.region else snapshot.links[prefill.region, main.region]
+    return _plan(case, prefill, main, link)
+
+
+def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView | None) -> Decision:
+    """Choose between Direct, Relay and Singular for a P and an MD that it can feed; ``link`` None: same region."""
+    facts, rules = case.facts, case.rules
+    hit = facts.hits.get(main.id)
+    estimate = None if link is None else estimate_transfer(facts.prompt_tokens, hit, link, case.snapshot)
+    route = None if link is None else (link.source, link.dest)
+
+    def direct(reason: str, classic: bool = False) -> Decision:
+        classic = classic or rules.direct_classic
+        return case.decide(Direct(prefill.id, main.id, reason, route, classic), estimate)
+
+    if facts.unsplittable is not None:
+        return direct(facts.unsplittable, classic=facts.unsplittable not in OWN_ANSWER)
+    if not (prefill.streams_ids and main.streams_ids):
+        return direct("ids_missing", classic=True)
+    if estimate is None:
+        return direct("same_region")
+    reason = _direct_reason(estimate, facts, rules)
+    if reason is not None:
+        return direct(reason)
+    relays = find_relays(case, prefill)
+    if not relays:
+        return direct(_relay_shortage(case))
+    relay = case.choose(Role.RLD, relays, rules.placement.relay)
+    refused = _refuse_singular(case, estimate, prefill, relay, main)
+    if refused is None:
+        return case.decide(Singular(prefill.id, relay.id, "singular"), estimate)
+    reason = "wan_slow" if "direct" in rules.pipelines else "relay_only"
+    return case.decide(Relay(prefill.id, relay.id, main.id, LOUD_REFUSALS.get(refused, reason), route), estimate)
+
+
+def _direct_reason(estimate: Estimate, facts: Facts, rules: Rules) -> str | None:
+    """Say why no relay is needed or wanted; None: the KV would come too late."""
+    if estimate.worst_s == 0:
+        return "under_one_chunk"
+    if estimate.missing_tokens == 0:
+        return "nothing_to_move"
+    if "relay" not in rules.pipelines:
+        return "relay_not_allowed"
+    if "direct" not in rules.pipelines:
+        return None
+    bound_s = _gap_bound_s(facts, rules)
+    if estimate.worst_s <= bound_s:
+        return "short_transfer"
+    if estimate.total_s is None:
+        return "hit_unknown"
+    return "hit_within_bound" if estimate.total_s <= bound_s else None
+
+
+def _gap_bound_s(facts: Facts, rules: Rules) -> float:
+    """Longest wait for KV that Direct may show: the bound, or the promise to the client where that is tighter."""
+    promised_s = rules.slo.gap_s if facts.slo is None else facts.slo.gap_s
+    return rules.direct_wan_bound_s if promised_s is None else min(rules.direct_wan_bound_s, promised_s)
+
+
+def _relay_shortage(case: Case) -> str:
+    return "relay_overloaded" if "overloaded" in case.rejected[Role.RLD].values() else "no_relay"
+
+
+def _refuse_singular(
+    case: Case, estimate: Estimate, prefill: InstanceView, relay: InstanceView, main: InstanceView
+) -> str | None:
+    """Apply the singular rule, and ask whether RLD, from P's end on, would be done before the KV is over."""
+    facts, rules = case.facts, case.rules
+    limits = [tokens for tokens in (facts.predicted_output_tokens, facts.max_output_tokens) if tokens is not None]
+    answer_tokens = min(limits, default=None)
+    main_hit = facts.hits.get(main.id)
+    refused = refuse_singular(facts, main_hit, answer_tokens, case.snapshot, rules, counted=False)
+    if refused is not None or answer_tokens is None or estimate.total_s is None:
+        return refused
+    hit = facts.hits.get(prefill.id)
+    uncached = max(0, facts.prompt_tokens - (hit.reach_tokens if hit else 0))
+    prefill_s = 0.0 if prefill.curve is None else prefill.curve.at(uncached)
+    done_s = prefill_s + relay_time_s(answer_tokens, relay, rules.singular)
+    return None if done_s < estimate.total_s else "kv_sooner"

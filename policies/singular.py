@@ -1,0 +1,84 @@
+"""The singular exception: rare requests that end at RLD, and the budget that keeps them rare.
+
+The budget is a share of all requests, both counted with the same fading. One more singular request is allowed while,
+with it counted, the share holds. Then the share holds in the faded counts at every moment, and so it also holds in the
+plain counts: the plain counts are sums of the faded ones with weights that are not negative.
+"""
+
+from dataclasses import dataclass
+
+from policies.alignment import fade_factor, is_aligned
+from policies.rules import Rules, SingularRules
+from policies.types import Facts, Hit, InstanceView, Relay, SingularUse, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyEnd:
+    """What to do with the transfer of a request that RLD finished before the KV had crossed."""
+
+    stop_transfer: bool
+    reason: str
+
+
+def count_request(use: SingularUse, singular: bool, now_s: float, rules: SingularRules) -> SingularUse:
+    """Count one decided request."""
+    faded = fade_use(use, now_s, rules)
+    return SingularUse(faded.used + singular, faded.total + 1, faded.at_s)
+
+
+def count_converted(use: SingularUse, now_s: float, rules: SingularRules) -> SingularUse:
+    """Count a request as singular that was counted before as something else: its transfer was stopped."""
+    faded = fade_use(use, now_s, rules)
+    return SingularUse(faded.used + 1, faded.total, faded.at_s)
+
+
+def fade_use(use: SingularUse, now_s: float, rules: SingularRules) -> SingularUse:
+    """Bring the counts to ``now_s``."""
+    keep = fade_factor(use.at_s, now_s, rules.budget_window_s)
+    return SingularUse(use.used * keep, use.total * keep, max(use.at_s, now_s))
+
+
+def refuse_singular(
+    facts: Facts, main_hit: Hit | None, answer_tokens: int | None, snapshot: Snapshot, rules: Rules, counted: bool
+) -> str | None:
+    """Return why a request may not end at RLD, or None when it may.
+
+    ``answer_tokens``: its expected or true length; None: unknown. ``counted``: the budget's total includes it already.
+    """
+    limits = rules.singular
+    if not limits.enabled:
+        return "disabled"
+    if main_hit is None:
+        return "hit_unknown"
+    reach = min(main_hit.reach_tokens, facts.prompt_tokens)
+    if facts.prompt_tokens - reach < limits.min_uncached_tokens:
+        return "short_uncached"
+    if reach > limits.max_hit * facts.prompt_tokens:
+        return "high_hit"
+    if answer_tokens is None:
+        return "answer_unknown"
+    if answer_tokens >= limits.max_output_tokens:
+        return "long_answer"
+    if not is_aligned(snapshot.alignment, rules.alignment):
+        return "misaligned"
+    use = fade_use(snapshot.singular, snapshot.now_s, limits)
+    if use.used + 1 > limits.budget * (use.total + (0 if counted else 1)):
+        return "budget_spent"
+    return None
+
+
+def relay_time_s(answer_tokens: int, relay: InstanceView, rules: SingularRules) -> float:
+    """Seconds that RLD needs for the answer."""
+    return answer_tokens * (rules.assumed_itl_s if relay.itl_s is None else relay.itl_s)
+
+
+def relay_finished_first(plan: Relay, facts: Facts, answer_tokens: int, snapshot: Snapshot, rules: Rules) -> EarlyEnd:
+    """Decide over the open transfer when RLD ended the answer, with ``answer_tokens``, before MD had the KV.
+
+    It completes, so that MD is ready for the next turn, unless the request is one that may be singular. ``snapshot`` is
+    the present one; its ``singular.total`` must include this request. A stopped transfer is ``count_converted``.
+    """
+    refused = refuse_singular(facts, facts.hits.get(plan.main), answer_tokens, snapshot, rules, counted=True)
+    if refused is None:
+        return EarlyEnd(stop_transfer=True, reason="singular_live")
+    return EarlyEnd(stop_transfer=False, reason=refused)

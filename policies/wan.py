@@ -1,0 +1,57 @@
+"""How long the KV that MD lacks takes to cross a WAN link, and how a link's rate is learnt.
+
+The KV store holds full chunks only, so a hit counts down to its chunk and the prompt's tail never crosses.
+"""
+
+import math
+
+from policies.types import Estimate, Hit, LinkView, Snapshot
+
+
+def missing_tokens(prompt_tokens: int, reach_tokens: int, chunk_tokens: int) -> int:
+    """Tokens, in full chunks, that must cross when the receiver has the first ``reach_tokens``."""
+    return max(0, prompt_tokens // chunk_tokens - reach_tokens // chunk_tokens) * chunk_tokens
+
+
+def crossing_s(wan_bytes: int, link: LinkView) -> float:
+    """Seconds until ``wan_bytes`` more have crossed behind what is queued; 0 when there is nothing to move."""
+    if wan_bytes == 0:
+        return 0.0
+    return (link.queued_bytes + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
+
+
+def estimate_transfer(prompt_tokens: int, hit: Hit | None, link: LinkView, snapshot: Snapshot) -> Estimate:
+    """Estimate the transfer of a prompt's KV over ``link`` to an MD with ``hit``; None: the hit is unknown."""
+    chunk = snapshot.kv_chunk_tokens
+    queue_s = link.queued_bytes / link.rate_bytes_per_s
+    worst_s = crossing_s(missing_tokens(prompt_tokens, 0, chunk) * snapshot.kv_bytes_per_token, link)
+    if hit is None:
+        return Estimate(None, prompt_tokens % chunk, None, queue_s, None, link.rtt_s, None, worst_s)
+    missing = missing_tokens(prompt_tokens, hit.reach_tokens, chunk)
+    wan_bytes = missing * snapshot.kv_bytes_per_token
+    return Estimate(
+        missing_tokens=missing,
+        tail_tokens=max(0, prompt_tokens - max(prompt_tokens // chunk * chunk, hit.reach_tokens)),
+        wan_bytes=wan_bytes,
+        queue_s=queue_s,
+        transfer_s=wan_bytes / link.rate_bytes_per_s,
+        rtt_s=link.rtt_s,
+        total_s=crossing_s(wan_bytes, link),
+        worst_s=worst_s,
+    )
+
+
+def learn_rate(
+    known_bytes_per_s: float | None, moved_bytes: int, busy_s: float, window_s: float = 30.0
+) -> float | None:
+    """Blend one observation (``moved_bytes`` in ``busy_s`` seconds of work) into a link's rate.
+
+    Longer observations weigh more; after ``window_s`` of work an old rate counts 37 %. Empty ones change nothing.
+    """
+    if moved_bytes <= 0 or busy_s <= 0:
+        return known_bytes_per_s
+    seen = moved_bytes / busy_s
+    if known_bytes_per_s is None:
+        return seen
+    keep = math.exp(-busy_s / window_s)
+    return known_bytes_per_s * keep + seen * (1 - keep)
