@@ -1,9 +1,9 @@
-"""One request under decision: its pools, which P can feed which MD, and the choices made so far."""
+"""One request under decision: its pools, and the choices made so far."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from policies.pick import place, prefer, reaches, sift, standing
+from policies.pick import place, reaches
 from policies.rules import Rules, Weights
 from policies.scorers import Candidates
 from policies.types import (
@@ -17,6 +17,8 @@ from policies.types import (
     Role,
     Snapshot,
 )
+
+ROLES = tuple(Role)
 
 Cost = Callable[[InstanceView, int], float]
 """Seconds that missing KV takes to cross for an instance that has the first n tokens."""
@@ -37,11 +39,11 @@ class Case:
     def choose(self, role: Role, views: list[InstanceView], weights: Weights, cost: Cost | None = None) -> InstanceView:
         """Place ``role`` on one of ``views`` (at least one) and note how."""
         facts, rejected = self.facts, self.rejected[role]
-        views = prefer(views, self._reject_full, rejected)
+        views = self._leave_out_weak(views, rejected)
         reach = reaches(views, facts)
         wan_s = () if cost is None else tuple(map(cost, views, reach))
         sessions = self.snapshot.sessions.get(facts.session, frozenset()) if facts.session else frozenset()
-        candidates = Candidates(views, facts.prompt_tokens, reach, wan_s, sessions)
+        candidates = Candidates(views, [view.load for view in views], facts.prompt_tokens, reach, wan_s, sessions)
         chosen, placement = place(role, candidates, weights, self.rules.placement, rejected, self.rng)
         self.placements.append(placement)
         return chosen
@@ -50,30 +52,32 @@ class Case:
         """Close the case."""
         return Decision(plan, self.facts, estimate, tuple(self.placements))
 
-    def feeding_regions(self) -> dict[tuple[str, str], list[str]]:
-        """Map each MD site (region, fingerprint) that is up to the regions whose P can bring KV there now."""
-        sources = {(view.region, view.fingerprint) for view in self.pools[Role.P]}
-        sites = {(view.region, view.fingerprint) for view in self.pools[Role.MD]}
-        return {
-            (dest, mark): [source for source, other in sources if other == mark and self._open(source, dest)]
-            for dest, mark in sites
-        }
-
-    def _open(self, source: str, dest: str) -> bool:
-        link = self.snapshot.links.get((source, dest))
-        return source == dest or (link is not None and link.up)
-
-    def _reject_full(self, view: InstanceView) -> str | None:
-        return "kv_full" if view.kv_usage > self.rules.placement.kv_usage_max else None
+    def _leave_out_weak(self, views: list[InstanceView], rejected: dict[str, str]) -> list[InstanceView]:
+        """Leave out instances with full KV memory or without streamed ids, unless none would remain."""
+        kv_max = self.rules.placement.kv_usage_max
+        strong = [view for view in views if view.kv_usage <= kv_max and view.streams_ids]
+        if not strong or len(strong) == len(views):
+            return views
+        rejected.update(
+            {view.id: "kv_full" if view.streams_ids else "ids_missing" for view in views if view not in strong}
+        )
+        return strong
 
 
 def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
-    """Sort the model's instances into pools, leaving out those that no role could use."""
-    by_role: dict[Role, list[InstanceView]] = {role: [] for role in Role}
+    """Sort the model's instances into pools: healthy, taking new work, with room for the prompt and one token."""
+    pools: dict[Role, list[InstanceView]] = {role: [] for role in ROLES}
+    rejected: dict[Role, dict[str, str]] = {role: {} for role in ROLES}
+    model, needed_tokens = facts.model, facts.prompt_tokens + 1
     for view in snapshot.instances:
-        if view.model == facts.model:
-            by_role[view.role].append(view)
-    rejected: dict[Role, dict[str, str]] = {role: {} for role in Role}
-    reject = standing(facts)
-    pools = {role: sift(views, reject, rejected[role]) for role, views in by_role.items()}
+        if view.model != model:
+            continue
+        if not view.healthy:
+            rejected[view.role][view.id] = "unhealthy"
+        elif view.draining:
+            rejected[view.role][view.id] = "draining"
+        elif view.max_model_len is not None and view.max_model_len < needed_tokens:
+            rejected[view.role][view.id] = "too_long"
+        else:
+            pools[view.role].append(view)
     return Case(facts, snapshot, rules, rng, pools, rejected)

@@ -1,55 +1,80 @@
 """Who may fill each role of a case: the filters and WAN costs that depend on the other roles."""
 
 from policies.case import Case
-from policies.pick import prefer, sift
-from policies.types import InstanceView, NoInstance, Role
+from policies.pick import sift
+from policies.types import InstanceView, LinkView, NoInstance, Role
 from policies.wan import crossing_s, missing_tokens
 
-Feeding = dict[tuple[str, str], list[str]]
-"""Regions whose P can bring KV to an MD site (region, fingerprint) now."""
+Site = tuple[str, str]
+"""Region and fingerprint: where an instance stands, and whose KV it can read."""
+
+Feeds = dict[str, LinkView | None]
+"""Regions with a P that can bring KV now, and the link it takes; None: the same region."""
 
 
-def site(view: InstanceView) -> tuple[str, str]:
-    """Where an instance stands, and whose KV it can read."""
+def site(view: InstanceView) -> Site:
+    """Return an instance's site."""
     return view.region, view.fingerprint
 
 
-def find_mains(case: Case, feeding: Feeding) -> list[InstanceView]:
+def find_feeds(case: Case) -> dict[Site, Feeds]:
+    """Find what can feed each MD site that is up."""
+    links = case.snapshot.links
+    sources = set(map(site, case.pools[Role.P]))
+    found: dict[Site, Feeds] = {}
+    for dest, mark in set(map(site, case.pools[Role.MD])):
+        feeds = found[dest, mark] = {}
+        for source in (source for source, other in sources if other == mark):
+            link = links.get((source, dest))
+            if source == dest:
+                feeds[source] = None
+            elif link is not None and link.up:
+                feeds[source] = link
+    return found
+
+
+def find_mains(case: Case, feeds: dict[Site, Feeds]) -> list[InstanceView]:
     """MD instances that some P can feed."""
 
     def reject(view: InstanceView) -> str | None:
-        return None if feeding[site(view)] else "unfed"
+        return None if feeds[view.region, view.fingerprint] else "unfed"
 
+    if all(feeds.values()):
+        return case.pools[Role.MD]
     return sift(case.pools[Role.MD], reject, case.rejected[Role.MD])
 
 
-def choose_main(case: Case, mains: list[InstanceView], feeding: Feeding) -> InstanceView:
+def choose_main(case: Case, mains: list[InstanceView], feeds: dict[Site, Feeds]) -> InstanceView:
     """Choose MD among ``mains`` (at least one, all fed)."""
+    prompt, snapshot = case.facts.prompt_tokens, case.snapshot
 
     def cost(view: InstanceView, reach_tokens: int) -> float:
-        return min(_crossing_s(case, source, view.region, reach_tokens) for source in feeding[site(view)])
+        tokens = missing_tokens(prompt, reach_tokens, snapshot.kv_chunk_tokens)
+        return soonest_s(tokens * snapshot.kv_bytes_per_token, feeds[view.region, view.fingerprint])
 
-    mains = prefer(mains, reject_silent, case.rejected[Role.MD])
     return case.choose(Role.MD, mains, case.rules.placement.main, cost)
 
 
-def choose_prefill(case: Case, main: InstanceView, feeding: Feeding) -> InstanceView:
-    """Choose a P that can feed ``main``; there is one, as ``feeding`` says."""
-    sources = feeding[site(main)]
-    hit = case.facts.hits.get(main.id)
-    main_reach = 0 if hit is None else hit.reach_tokens
+def choose_prefill(case: Case, main: InstanceView, feeds: Feeds) -> InstanceView:
+    """Choose a P that can feed ``main``, through ``feeds`` (not empty)."""
+    facts, snapshot = case.facts, case.snapshot
+    hit = facts.hits.get(main.id)
+    tokens = missing_tokens(facts.prompt_tokens, hit.reach_tokens if hit else 0, snapshot.kv_chunk_tokens)
+    wan_bytes = tokens * snapshot.kv_bytes_per_token
+    seconds = {region: soonest_s(wan_bytes, {region: link}) for region, link in feeds.items()}
 
     def reject(view: InstanceView) -> str | None:
         if view.fingerprint != main.fingerprint:
             return "other_fingerprint"
-        return None if view.region in sources else "no_link"
-
-    def cost(view: InstanceView, _: int) -> float:
-        return _crossing_s(case, view.region, main.region, main_reach)
+        return None if view.region in feeds else "no_link"
 
     prefills = sift(case.pools[Role.P], reject, case.rejected[Role.P])
-    prefills = prefer(prefills, reject_silent, case.rejected[Role.P])
-    return case.choose(Role.P, prefills, case.rules.placement.prefill, cost)
+    return case.choose(Role.P, prefills, case.rules.placement.prefill, lambda view, _: seconds[view.region])
+
+
+def soonest_s(wan_bytes: int, feeds: Feeds) -> float:
+    """Seconds until ``wan_bytes`` have crossed on the best of ``feeds`` (not empty)."""
+    return min([0.0 if link is None else crossing_s(wan_bytes, link) for link in feeds.values()])
 
 
 def find_relays(case: Case, prefill: InstanceView) -> list[InstanceView]:
@@ -63,7 +88,7 @@ def find_relays(case: Case, prefill: InstanceView) -> list[InstanceView]:
             return "other_fingerprint"
         if view.load >= load_max or view.kv_usage > placement.kv_usage_max:
             return "overloaded"
-        return reject_silent(view)
+        return None if view.streams_ids else "ids_missing"
 
     return sift(case.pools[Role.RLD], reject, case.rejected[Role.RLD])
 
@@ -81,16 +106,3 @@ def missing(case: Case, role: Role) -> NoInstance:
     reasons = set(case.rejected[role].values())
     ranked = (reason for reason in ("unhealthy", "draining", "too_long") if reason in reasons)
     return NoInstance(role, next(ranked, "none_configured"))
-
-
-def reject_silent(view: InstanceView) -> str | None:
-    """Reject engines that do not stream token ids."""
-    return None if view.streams_ids else "ids_missing"
-
-
-def _crossing_s(case: Case, source: str, dest: str, reach_tokens: int) -> float:
-    if source == dest:
-        return 0.0
-    snapshot = case.snapshot
-    tokens = missing_tokens(case.facts.prompt_tokens, reach_tokens, snapshot.kv_chunk_tokens)
-    return crossing_s(tokens * snapshot.kv_bytes_per_token, snapshot.links[source, dest])

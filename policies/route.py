@@ -7,7 +7,7 @@ too long, an RLD beside that P. A plan without MD is made in one place only, beh
 from policies.case import Case, open_case
 from policies.degraded import decide_unfed, pass_through
 from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
-from policies.roles import choose_main, choose_prefill, find_mains, find_relays
+from policies.roles import choose_main, choose_prefill, find_feeds, find_mains, find_relays, site
 from policies.rules import Rules
 from policies.singular import refuse_singular, relay_time_s
 from policies.types import (
@@ -36,14 +36,14 @@ def choose_plan(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Dec
         return pass_through(case, facts.unsplittable)
     if not snapshot.prefix_cache_effective:
         return pass_through(case, "prefix_cache_ineffective")
-    feeding = case.feeding_regions()
-    mains = find_mains(case, feeding)
+    feeds = find_feeds(case)
+    mains = find_mains(case, feeds)
     if not mains:
         return decide_unfed(case)
-    main = choose_main(case, mains, feeding)
-    prefill = choose_prefill(case, main, feeding)
-    link = None if prefill.region == main.region else snapshot.links[prefill.region, main.region]
-    return _plan(case, prefill, main, link)
+    main = choose_main(case, mains, feeds)
+    main_feeds = feeds[site(main)]
+    prefill = choose_prefill(case, main, main_feeds)
+    return _plan(case, prefill, main, main_feeds[prefill.region])
 
 
 def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView | None) -> Decision:

@@ -14,6 +14,7 @@ class Candidates:
     """The instances that passed the filters, and what is known of each, in the same order."""
 
     views: Sequence[InstanceView]
+    loads: Sequence[float]
     prompt_tokens: int
     reach_tokens: Sequence[int]
     """Known prefix, never above the prompt; unknown ones hold the mean of the known: they neither win nor lose."""
@@ -30,23 +31,23 @@ def prefix(candidates: Candidates) -> list[float]:
 
     So a hot prefix draws requests until its holder is one full batch busier than the others, and then spreads.
     """
-    loads = [view.load for view in candidates.views]
+    loads, prompt = candidates.loads, candidates.prompt_tokens
     mean = sum(loads) / len(loads)
-    prompt = candidates.prompt_tokens
+    full = 1.0 + mean
     return [
-        reach / prompt if load <= mean else reach / prompt * max(0.0, 1.0 - (load - mean))
+        reach / prompt if load <= mean else (reach / prompt * (full - load) if load < full else 0.0)
         for reach, load in zip(candidates.reach_tokens, loads, strict=True)
     ]
 
 
 def queue(candidates: Candidates) -> list[float]:
     """Room in the batch: 1 when idle, a half when full, falling on while requests queue."""
-    return [1.0 / (1.0 + view.load) for view in candidates.views]
+    return [1.0 / (1.0 + load) for load in candidates.loads]
 
 
 def kv(candidates: Candidates) -> list[float]:
     """Free share of the KV memory."""
-    return [1.0 - min(1.0, max(0.0, view.kv_usage)) for view in candidates.views]
+    return [1.0 - usage if (usage := view.kv_usage) < 1.0 else 0.0 for view in candidates.views]
 
 
 def session(candidates: Candidates) -> list[float]:

@@ -241,22 +241,17 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """One candidate of a placement: weighted total in [0, 1] and each signal in [0, 1]."""
-
-    id: str
-    total: float
-    signals: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
 class Placement:
-    """How one role was filled. ``rejected`` maps instance id to the filter's reason."""
+    """How one role was filled. The lists hold one value in [0, 1] for each of ``ids``."""
 
     role: Role
     chosen: str
-    candidates: tuple[Scored, ...]
+    ids: list[str]
+    totals: list[float]
+    """Weighted means of the signals."""
+    signals: Mapping[str, list[float]]
     rejected: Mapping[str, str]
+    """Instance id to the reason of the filter that left it out."""
 
 
 @dataclass(frozen=True, slots=True)
