@@ -1,0 +1,130 @@
+"""A served model's text side, loaded from its Hugging Face directory: no weights are read."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from gateway.text.template import ChatTemplate, TemplateRejected
+from gateway.text.tokenise import PromptEncoder
+from gateway.text.vocabulary import Vocabulary
+
+SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ModelDirectoryError(Exception):
+    """A model directory cannot be used; ``str()`` names the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What the gateway knows of a model. ``template`` None: the model has none, so it serves no chat."""
+
+    name: str
+    tokenizer: Tokenizer
+    encoder: PromptEncoder
+    vocabulary: Vocabulary
+    template: ChatTemplate | None
+    eos_token_ids: frozenset[int]
+    context_tokens: int
+
+    def close(self) -> None:
+        """End the tokenising threads."""
+        self.encoder.close()
+
+
+def load_model(name: str, directory: Path, *, context_tokens: int | None = None, threads: int = 2) -> ServedModel:
+    """Load a model's tokenizer, template and limits. ``context_tokens`` overrides the directory's.
+
+    Raises ModelDirectoryError.
+    """
+    if not directory.is_dir():
+        raise ModelDirectoryError(f"{directory}: no such directory")
+    tokenizer = read_tokenizer(directory / "tokenizer.json")
+    settings = read_json(directory / "tokenizer_config.json", needed=False)
+    config = read_json(directory / "config.json", needed=context_tokens is None)
+    generation = read_json(directory / "generation_config.json", needed=False)
+    return ServedModel(
+        name=name,
+        tokenizer=tokenizer,
+        encoder=PromptEncoder(tokenizer, threads=threads),
+        vocabulary=Vocabulary(tokenizer),
+        template=read_template(directory, settings),
+        eos_token_ids=find_eos(tokenizer, settings, config, generation),
+        context_tokens=context_tokens or find_context(directory, config),
+    )
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """Load tokenizer.json; truncation and padding that it may ask for are for training batches."""
+    if not path.is_file():
+        raise ModelDirectoryError(f"{path}: no such file (the gateway needs the fast tokenizer's file)")
+    try:
+        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the tokenizers package raises bare Exception for a bad file
+        raise ModelDirectoryError(f"{path}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
+    """Return a JSON object, or an empty one for a missing file that is not needed."""
+    if not path.is_file():
+        if needed:
+            raise ModelDirectoryError(f"{path}: no such file")
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelDirectoryError(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelDirectoryError(f"{path}: not a JSON object")
+    return value
+
+
+def read_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
+    """Return the template of chat_template.jinja, or else of tokenizer_config.json (one, or the one named default)."""
+    path = directory / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    if isinstance(source, list):
+        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
+    if source is None:
+        return None
+    variables = {key: text for key in SPECIAL_NAMES if (text := token_text(settings.get(key))) is not None}
+    try:
+        return ChatTemplate(str(source), variables)
+    except TemplateRejected as error:
+        raise ModelDirectoryError(f"{directory}: {error}") from error
+
+
+def token_text(token: Any) -> str | None:
+    """Return a special token's text, which settings spell as a string or as an object."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    return text if isinstance(text, str) else None
+
+
+def find_eos(
+    tokenizer: Tokenizer, settings: Mapping[str, Any], config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> frozenset[int]:
+    """Return the ids that end an answer: the tokenizer's EOS and those of generation_config.json, else config.json."""
+    named = generation.get("eos_token_id")
+    if named is None:
+        named = config.get("eos_token_id")
+    ids = set(named if isinstance(named, list) else [] if named is None else [named])
+    text = token_text(settings.get("eos_token"))
+    if text is not None and (token_id := tokenizer.token_to_id(text)) is not None:
+        ids.add(token_id)
+    return frozenset(ids)
+
+
+def find_context(directory: Path, config: Mapping[str, Any]) -> int:
+    """Return the context length of config.json, which multimodal models keep one level down."""
+    for place in (config, config.get("text_config", {})):
+        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+            if isinstance(place.get(key), int):
+                return int(place[key])
+    raise ModelDirectoryError(f"{directory / 'config.json'}: max_position_embeddings is missing")

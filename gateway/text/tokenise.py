@@ -1,0 +1,152 @@
+"""Prompt text to token ids, without tokenising again what was tokenised before.
+
+A tokenizer splits a text at its added tokens first and treats what lies between them apart. So a text can be cut in
+front of any added token that is matched literally, and the ids of the parts put together are the ids of the whole. A
+conversation's earlier messages are such parts; their ids are kept, bounded by bytes, least recently used first out.
+"""
+
+import asyncio
+import re
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import TypeAlias
+
+from tokenizers import Tokenizer
+
+PART_CHARACTERS = 256
+"""Parts are no shorter than this, but for the last, which is then not kept."""
+INLINE_CHARACTERS = 2000
+"""Shorter texts are tokenised on the event loop: less time than the way to a thread and back."""
+ENTRY_BYTES = 200
+
+Scope = str
+Ids: TypeAlias = "array[int]"  # a generic only for the type checker before Python 3.12
+
+
+class PartCache:
+    """Ids of text parts by (scope, text); an entry counts its text, its ids and a fixed overhead. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._entries: OrderedDict[tuple[Scope, str], Ids] = OrderedDict()
+        self._lock = threading.Lock()
+        self.used_bytes = 0
+
+    def get(self, scope: Scope, part: str) -> "Ids | None":
+        """Return the ids kept for the part."""
+        with self._lock:
+            ids = self._entries.get((scope, part))
+            if ids is not None:
+                self._entries.move_to_end((scope, part))
+            return ids
+
+    def put(self, scope: Scope, part: str, ids: Ids) -> None:
+        """Keep the ids, unless they alone are over the limit."""
+        size = self._size(part, ids)
+        if size > self._limit_bytes:
+            return
+        with self._lock:
+            if (scope, part) in self._entries:
+                return
+            self._entries[scope, part] = ids
+            self.used_bytes += size
+            while self.used_bytes > self._limit_bytes:
+                (_, oldest), dropped = self._entries.popitem(last=False)
+                self.used_bytes -= self._size(oldest, dropped)
+
+    @staticmethod
+    def _size(part: str, ids: Ids) -> int:
+        return len(part) * (1 if part.isascii() else 4) + len(ids) * ids.itemsize + ENTRY_BYTES
+
+
+class PromptEncoder:
+    """Encodes texts with one tokenizer, long ones in its own threads, where the tokenizer releases the GIL."""
+
+    def __init__(self, tokenizer: Tokenizer, *, cache_bytes: int = 64 << 20, threads: int = 2) -> None:
+        self._tokenizer = tokenizer
+        self._cuts = find_cuts(tokenizer)
+        self._wrapping = find_wrapping(tokenizer)
+        self._cache = PartCache(cache_bytes)
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
+
+    async def encode(self, make_text: Callable[[], str], size_hint: int, *, special: bool, scope: Scope) -> list[int]:
+        """Return the ids of the text that ``make_text`` returns, which runs where the encoding runs.
+
+        ``size_hint``: about how many characters. ``special``: with the ids that the tokenizer puts around a text (BOS).
+        ``scope``: parts are shared only within it. Raises what ``make_text`` raises.
+        """
+        if size_hint <= INLINE_CHARACTERS:
+            return self.encode_now(make_text(), special=special, scope=scope)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._pool, lambda: self.encode_now(make_text(), special=special, scope=scope)
+        )
+
+    def encode_now(self, text: str, *, special: bool = False, scope: Scope = "") -> list[int]:
+        """Encode on this thread."""
+        if special and self._wrapping is None:
+            return self._tokenizer.encode(text, add_special_tokens=True).ids
+        parts = self._split(text)
+        found = [self._cache.get(scope, part) for part in parts]
+        missing = [part for part, ids in zip(parts, found, strict=True) if ids is None]
+        made = iter(self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)) if missing else iter(())
+        before, after = self._wrapping if special and self._wrapping is not None else ([], [])
+        prompt = list(before)
+        for part, ids in zip(parts, found, strict=True):
+            if ids is None:
+                new = next(made).ids
+                prompt.extend(new)
+                if len(part) >= PART_CHARACTERS:
+                    self._cache.put(scope, part, array("I", new))
+            else:
+                prompt.extend(ids)
+        prompt.extend(after)
+        return prompt
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _split(self, text: str) -> list[str]:
+        if self._cuts is None or len(text) <= PART_CHARACTERS:
+            return [text]
+        pattern, may_cut = self._cuts
+        cuts = [0]
+        for match in pattern.finditer(text):
+            if match.start() - cuts[-1] >= PART_CHARACTERS and match[0] in may_cut:
+                cuts.append(match.start())
+        cuts.append(len(text))
+        return [text[start:end] for start, end in pairwise(cuts)]
+
+
+def find_cuts(tokenizer: Tokenizer) -> tuple[re.Pattern[str], frozenset[str]] | None:
+    """Return a pattern of the added tokens that are matched literally, and those in front of which a text may be cut.
+
+    None: this tokenizer's texts cannot be cut.
+    """
+    added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
+    if any(token.single_word for token in added):
+        # Such a token looks at the letters around it, and so beyond a cut.
+        return None
+    literal = [token for token in added if not token.normalized]
+    may_cut = frozenset(t.content for t in literal if not (t.lstrip or t.rstrip or t.content[0].isspace()))
+    if not may_cut:
+        return None
+    # As the tokenizer does: of those that begin at a place, the longest.
+    longest_first = sorted((token.content for token in literal), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))), may_cut
+
+
+def find_wrapping(tokenizer: Tokenizer) -> tuple[list[int], list[int]] | None:
+    """Return the ids that the tokenizer puts before and after any text; None: that is not all that it does."""
+    probe = "probe"
+    bare = tokenizer.encode(probe, add_special_tokens=False).ids
+    whole = tokenizer.encode(probe, add_special_tokens=True).ids
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return whole[:start], whole[start + len(bare) :]
+    return None
