@@ -81,12 +81,12 @@ class LimitSettings(Section, frozen=True):
 class Settings(Section, frozen=True):
     """The whole file."""
 
+    models: Annotated[tuple[ModelSettings, ...], Meta(min_length=1)]
+    engines: Annotated[tuple[EngineSettings, ...], Meta(min_length=1)]
     listen: Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$", description="HOST:PORT to serve on.")] = "127.0.0.1:8000"
     redis_url: Annotated[
         str | None, Meta(description="Redis or Valkey; REDIS_URL wins; neither: a private Valkey is started.")
     ] = None
-    models: Annotated[tuple[ModelSettings, ...], Meta(min_length=1)]
-    engines: Annotated[tuple[EngineSettings, ...], Meta(min_length=1)]
     links: tuple[LinkSettings, ...] = ()
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
     limits: LimitSettings = LimitSettings()

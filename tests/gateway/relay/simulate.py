@@ -1,0 +1,195 @@
+"""Plays engines, link and clock against the splice, in any order that a chooser picks."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gateway.relay.splice import Splice, SpliceTerms
+from gateway.relay.steps import (
+    Action,
+    ClientGone,
+    CloseLeg,
+    Emit,
+    End,
+    Event,
+    Fail,
+    Kv,
+    KvFailed,
+    KvLate,
+    KvReady,
+    LegEnded,
+    LegFailed,
+    LegId,
+    LegKind,
+    LegTokens,
+    NoInstance,
+    RetryDue,
+    RetryLater,
+    StartLeg,
+    StartTransfer,
+    StopMatched,
+    StopTransfer,
+)
+
+Choose = Callable[[int], int]
+"""Gives a number in 0 .. n-1."""
+
+EOS = 7
+
+
+def next_id(log: list[int]) -> int:
+    """The scripted model: the next id follows from what was there before, so that any slip changes what comes after."""
+    value = 1
+    for position, id_ in enumerate(log):
+        value = (value * 31 + id_ * 17 + position) % 9973
+    return 10 + value % 500
+
+
+@dataclass(slots=True)
+class World:
+    """Legs that run and what the splice asked for. ``trouble``: how many bad things may still happen."""
+
+    terms: SpliceTerms
+    choose: Choose
+    trouble: int
+    eos_at: int | None = None
+    emitted: list[int] = field(default_factory=list)
+    started: dict[LegId, StartLeg] = field(default_factory=dict)
+    running: dict[LegId, list[int]] = field(default_factory=dict)
+    ended_legs: list[LegId] = field(default_factory=list)
+    moving: bool = False
+    retry: bool = False
+    end: End | None = None
+    failed: Fail | None = None
+    splice: Splice = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.splice = Splice(self.terms)
+        self.obey(self.splice.start())
+
+    @property
+    def over(self) -> bool:
+        """Whether the client has its end."""
+        return self.end is not None or self.failed is not None
+
+    def obey(self, actions: list[Action]) -> None:
+        """Carry out actions, checking that each makes sense."""
+        for action in actions:
+            match action:
+                case StartLeg():
+                    assert action.leg not in self.started
+                    assert 0 <= action.min_tokens <= action.max_tokens and action.max_tokens >= 1
+                    assert not self.over
+                    self.started[action.leg] = action
+                    self.running[action.leg] = list(self.splice.log[: action.base])
+                case CloseLeg(leg):
+                    self._finish_leg(leg)
+                case Emit(position, ids):
+                    assert not self.over and ids and position == len(self.emitted)
+                    self.emitted += ids
+                case StartTransfer():
+                    assert not self.moving
+                    self.moving = True
+                case StopTransfer():
+                    self.moving = False
+                case RetryLater(attempt):
+                    assert attempt >= 1 and not self.retry
+                    self.retry = True
+                case End():
+                    assert not self.over
+                    self.end = action
+                case Fail():
+                    assert not self.over
+                    self.failed = action
+
+    def feed(self, event: Event) -> None:
+        """Tell the splice."""
+        self.obey(self.splice.feed(event))
+
+    def step(self) -> bool:
+        """Let one thing happen; False when nothing can."""
+        options: list[Callable[[], None]] = [lambda leg=leg: self._advance(leg) for leg in self.running]  # type: ignore[misc]
+        if self.moving:
+            options.append(self._kv_ready)
+        if self.retry:
+            options.append(self._retry_due)
+        if not options:
+            return False
+        if self.trouble and self.choose(3) == 0:
+            self.trouble -= 1
+            self._make_trouble()
+        else:
+            options[self.choose(len(options))]()
+        return True
+
+    def _finish_leg(self, leg: LegId) -> None:
+        del self.running[leg]
+        self.ended_legs.append(leg)
+
+    def _advance(self, leg: LegId) -> None:
+        start, context = self.started[leg], self.running[leg]
+        made = len(context) - start.base
+        if made >= start.max_tokens:
+            self._finish_leg(leg)
+            self.feed(LegEnded(leg))
+            return
+        ids: list[int] = []
+        finish: str | None = None
+        for _ in range(min(1 + self.choose(4), start.max_tokens - made)):
+            ends = self.eos_at is not None and len(context) >= self.eos_at
+            id_ = EOS if ends else next_id(context)
+            context.append(id_)
+            ids.append(id_)
+            if ends:
+                finish = "stop"
+                break
+        if finish is None and len(context) - start.base >= start.max_tokens:
+            finish = "length"
+        self.feed(LegTokens(leg, tuple(ids), None, finish))  # type: ignore[arg-type]
+        if finish and leg in self.running:
+            self._finish_leg(leg)
+            self.feed(LegEnded(leg))
+
+    def _kv_ready(self) -> None:
+        self.moving = False
+        self.feed(KvReady())
+
+    def _retry_due(self) -> None:
+        self.retry = False
+        self.feed(RetryDue())
+
+    def _make_trouble(self) -> None:
+        legs = list(self.running)
+        if legs and self.choose(3):
+            leg = legs[self.choose(len(legs))]
+            untouched = len(self.running[leg]) == self.started[leg].base
+            is_prefill = self.started[leg].kind is LegKind.PREFILL
+            self._finish_leg(leg)
+            self.feed(NoInstance(leg) if untouched and not is_prefill and self.choose(2) else LegFailed(leg))
+        elif self.moving:
+            if self.choose(2):
+                self.moving = False
+                self.feed(KvFailed())
+            else:
+                self.feed(KvLate())
+        elif self.splice.kv is not Kv.ABSENT:
+            self.feed(KvLate())
+
+    def leave(self) -> None:
+        """The client goes."""
+        self.feed(ClientGone())
+
+    def match(self, completion_tokens: int) -> None:
+        """The text layer finds a stop string."""
+        del self.emitted[completion_tokens:]
+        self.feed(StopMatched(completion_tokens))
+
+
+def unsplit(limit: int, eos_at: int | None) -> list[int]:
+    """What one engine alone would give."""
+    log: list[int] = []
+    while len(log) < limit:
+        ends = eos_at is not None and len(log) >= eos_at
+        log.append(EOS if ends else next_id(log))
+        if ends:
+            break
+    return log

@@ -1,0 +1,394 @@
+"""The splice, by hand step by step and against random worlds."""
+
+from dataclasses import replace
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.relay.splice import Splice, SpliceTerms
+from gateway.relay.steps import (
+    ClientGone,
+    CloseLeg,
+    Emit,
+    End,
+    Event,
+    Fail,
+    Handoff,
+    IllegalEvent,
+    Kv,
+    KvFailed,
+    KvLate,
+    KvReady,
+    LegEnded,
+    LegFailed,
+    LegId,
+    LegKind,
+    LegTokens,
+    NoInstance,
+    Phase,
+    RetryDue,
+    RetryLater,
+    StartLeg,
+    StartTransfer,
+    StopMatched,
+    StopTransfer,
+)
+from policies.handoff import ExtendBatch, FinalNow, HandoffStep
+from tests.gateway.relay.simulate import EOS, World, unsplit
+
+P, A, B, C, D = (LegId(n) for n in range(5))
+
+
+def catch_up(handoff: Handoff) -> HandoffStep:
+    """Extend until at most two tokens are pending, at most three rounds."""
+    if handoff.pending <= 2 or handoff.rounds >= 3:
+        return FinalNow("small_rest")
+    return ExtendBatch(handoff.pending, "catch_up")
+
+
+def at_once(handoff: Handoff) -> HandoffStep:
+    """One-shot."""
+    return FinalNow("one_shot")
+
+
+TERMS = SpliceTerms(
+    route="relay",
+    splittable=True,
+    classic=False,
+    relay_allowed=True,
+    limit_tokens=100,
+    min_tokens=0,
+    terminators=frozenset({EOS}),
+    max_attempts=3,
+    decide=catch_up,
+)
+
+
+def tokens(leg: LegId, *ids: int, finish: Literal["stop", "length"] | None = None) -> LegTokens:
+    """Shorthand."""
+    return LegTokens(leg, ids, None, finish)
+
+
+def begun(terms: SpliceTerms = TERMS, *events: Event) -> Splice:
+    """A splice to which some events have happened."""
+    splice = Splice(terms)
+    splice.start()
+    for event in events:
+        splice.feed(event)
+    return splice
+
+
+PREFILLED = (tokens(P, 10, finish="length"), LegEnded(P))
+EAGER = (*PREFILLED, tokens(A, 11, 12, 13))
+
+
+def test_start_prefills_and_moves_kv_at_once() -> None:
+    """The P leg and the transfer start together."""
+    assert Splice(TERMS).start() == [StartLeg(P, LegKind.PREFILL, 0, 1, 0, False), StartTransfer()]
+
+
+def test_prefill_token_is_shown_and_its_end_starts_the_relay() -> None:
+    """P's token is output token 0; RLD starts when P's stream ends, with one token less to make."""
+    splice = begun()
+    assert splice.feed(tokens(P, 10, finish="length")) == [Emit(0, (10,), None, P)]
+    assert splice.feed(LegEnded(P)) == [StartLeg(A, LegKind.RELAY, 1, 99, 0, True)]
+    assert splice.phase is Phase.EAGER
+
+
+def test_one_shot_seals_everything() -> None:
+    """With one-shot, KV ready stops RLD and sends all its tokens in one final extend."""
+    splice = begun(replace(TERMS, decide=at_once), *EAGER)
+    assert splice.feed(KvReady()) == [CloseLeg(A), StartLeg(B, LegKind.FINAL, 4, 96, 0, True)]
+    assert splice.feed(tokens(A, 99)) == []
+    assert splice.discarded_tokens == 1
+    assert splice.feed(tokens(B, 14)) == [Emit(4, (14,), None, B)]
+    assert splice.phase is Phase.MAIN
+
+
+def test_catch_up_extends_while_rld_goes_on() -> None:
+    """With catch-up, RLD writes during the extend and the final extend carries the small rest."""
+    splice = begun(TERMS, *EAGER)
+    assert splice.feed(KvReady()) == [StartLeg(B, LegKind.EXTEND, 4, 1, 0, True)]
+    assert splice.feed(tokens(A, 14)) == [Emit(4, (14,), None, A)]
+    assert splice.feed(tokens(B, 14, finish="length")) == []
+    assert splice.feed(LegEnded(B)) == [CloseLeg(A), StartLeg(C, LegKind.FINAL, 5, 95, 0, True)]
+    assert splice.sealed == 5 and splice.rounds == 1
+
+
+def test_budgets_are_rebased_for_each_leg() -> None:
+    """SPL-01, SPL-15: each leg gets what is left of max_tokens and min_tokens, and P never sees min above max."""
+    splice = Splice(replace(TERMS, limit_tokens=50, min_tokens=20, decide=at_once))
+    assert splice.start()[0] == StartLeg(P, LegKind.PREFILL, 0, 1, 1, False)
+    splice.feed(PREFILLED[0])
+    assert splice.feed(PREFILLED[1]) == [StartLeg(A, LegKind.RELAY, 1, 49, 19, True)]
+    splice.feed(tokens(A, *range(100, 130)))
+    assert splice.feed(KvReady())[-1] == StartLeg(B, LegKind.FINAL, 31, 19, 0, True)
+
+
+def test_first_token_that_ends_the_answer_stops_everything() -> None:
+    """SPL-16: EOS from P ends the answer, starts no decode leg and stops the transfer."""
+    actions = begun().feed(tokens(P, EOS, finish="stop"))
+    assert actions == [Emit(0, (EOS,), None, P), CloseLeg(P), End("stop", terminator=True, align=False)]
+
+
+def test_limit_of_one_needs_no_decode_leg() -> None:
+    """SPL-13: max_tokens 1 gives P's token and ends."""
+    actions = begun(replace(TERMS, limit_tokens=1)).feed(tokens(P, 10, finish="length"))
+    assert actions == [Emit(0, (10,), None, P), CloseLeg(P), End("length", terminator=False, align=False)]
+
+
+def test_overshoot_is_cut() -> None:
+    """SPL-51: ids beyond the limit never reach the client, whatever a leg delivers."""
+    splice = begun(replace(TERMS, limit_tokens=3), *PREFILLED)
+    actions = splice.feed(tokens(A, 11, 12, 13, EOS, finish="stop"))
+    assert actions[0] == Emit(1, (11, 12), None, A)
+    assert actions[-1] == End("length", terminator=False, align=True)
+    assert splice.discarded_tokens == 2
+
+
+def test_answer_that_ends_at_rld_asks_for_alignment() -> None:
+    """An answer that RLD ends is complete for the client, and MD may be brought into line."""
+    actions = begun(TERMS, *EAGER).feed(tokens(A, EOS, finish="stop"))
+    assert actions[-1] == End("stop", terminator=True, align=True)
+
+
+def test_direct_waits_for_the_kv() -> None:
+    """Direct shows P's token and then waits for MD's KV without a relay."""
+    splice = begun(replace(TERMS, route="direct"), *PREFILLED)
+    assert splice.phase is Phase.WAIT
+    assert splice.feed(KvReady()) == [StartLeg(A, LegKind.FINAL, 1, 99, 0, True)]
+
+
+def test_late_kv_turns_direct_into_relay() -> None:
+    """When the KV is late, a relay takes over from waiting; the hand-off still comes."""
+    splice = begun(replace(TERMS, route="direct"), *PREFILLED)
+    assert splice.feed(KvLate()) == [StartLeg(A, LegKind.RELAY, 1, 99, 0, True)]
+    splice.feed(tokens(A, 11))
+    assert splice.feed(KvReady()) == [CloseLeg(A), StartLeg(B, LegKind.FINAL, 2, 98, 0, True)]
+
+
+def test_classic_drops_the_prefill_token() -> None:
+    """Classic direct: P's token is not shown, MD makes every token."""
+    splice = begun(replace(TERMS, route="direct", splittable=False, classic=True), *PREFILLED)
+    assert splice.log == [] and splice.discarded_tokens == 1
+    assert splice.feed(KvReady()) == [StartLeg(A, LegKind.FINAL, 0, 100, 0, True)]
+
+
+def test_unsplittable_answer_fails_when_its_writer_dies() -> None:
+    """An answer that must not be split ends in an error once its engine is lost in the middle."""
+    splice = begun(replace(TERMS, route="direct", splittable=False, classic=True), *PREFILLED, KvReady(), tokens(A, 5))
+    assert splice.feed(LegFailed(A)) == [StopTransfer(), Fail(None)]
+
+
+def test_passthrough_is_one_leg() -> None:
+    """PassThrough starts MD at once and moves nothing."""
+    splice = Splice(replace(TERMS, route="passthrough", relay_allowed=False))
+    assert splice.start() == [StartLeg(P, LegKind.FINAL, 0, 100, 0, False)]
+    splice.feed(tokens(P, 1))
+    assert splice.phase is Phase.MAIN
+
+
+def test_dead_rld_is_replaced_by_md_when_the_kv_is_there() -> None:
+    """RLD dies during catch-up: the final goes to MD at once."""
+    splice = begun(TERMS, *EAGER, KvReady())
+    assert splice.feed(LegFailed(A)) == [CloseLeg(B), StartLeg(C, LegKind.FINAL, 4, 96, 0, True)]
+
+
+def test_dead_rld_is_replaced_by_another_before_the_kv_is_there() -> None:
+    """RLD dies while the KV moves: another RLD goes on from the log."""
+    splice = begun(TERMS, *EAGER)
+    assert splice.feed(LegFailed(A)) == [StartLeg(B, LegKind.RELAY, 4, 96, 0, True)]
+    assert splice.feed(NoInstance(B)) == [RetryLater(2)]
+    assert splice.phase is Phase.WAIT
+    assert splice.feed(KvReady()) == [StartLeg(C, LegKind.FINAL, 4, 96, 0, True)]
+
+
+def test_without_relay_and_kv_md_computes_the_prompt_again() -> None:
+    """No RLD and a broken link: MD recomputes rather than letting the answer die."""
+    splice = begun(TERMS, *EAGER, LegFailed(A), NoInstance(B))
+    assert splice.feed(KvFailed()) == [StartLeg(C, LegKind.FINAL, 4, 96, 0, False)]
+
+
+def test_dead_md_is_replaced_by_rld_until_one_is_back() -> None:
+    """MD dies in the middle: another MD, else RLD goes on and a later retry hands over again."""
+    splice = begun(replace(TERMS, decide=at_once), *EAGER, KvReady(), tokens(B, 14))
+    assert splice.feed(LegFailed(B)) == [StartLeg(C, LegKind.FINAL, 5, 95, 0, True)]
+    assert splice.feed(NoInstance(C)) == [RetryLater(2), StartLeg(D, LegKind.RELAY, 5, 95, 0, True)]
+    assert splice.feed(tokens(D, 15)) == [Emit(5, (15,), None, D)]
+    assert splice.feed(RetryDue()) == [CloseLeg(D), StartLeg(LegId(5), LegKind.FINAL, 6, 94, 0, True)]
+
+
+def test_failed_transfer_is_opened_again() -> None:
+    """The transfer is retried by back-off while RLD goes on."""
+    splice = begun(TERMS, *EAGER)
+    assert splice.feed(KvFailed()) == [RetryLater(1)]
+    assert splice.feed(RetryDue()) == [StartTransfer()]
+    assert splice.kv is Kv.MOVING
+
+
+def test_nobody_left_fails_after_the_attempts() -> None:
+    """With no decode instance the client gets an error, after a bounded number of rounds."""
+    splice = begun(TERMS, *EAGER, KvReady(), LegFailed(A))
+    events: list[Event] = []
+    leg = 3
+    for _ in range(40):
+        actions = splice.feed(NoInstance(LegId(leg)))
+        events += [action for action in actions if isinstance(action, Fail)]  # type: ignore[misc]
+        if splice.phase is Phase.DONE:
+            break
+        starts = [action for action in actions if isinstance(action, StartLeg)]
+        if not starts:
+            starts = [action for action in splice.feed(RetryDue()) if isinstance(action, StartLeg)]
+        leg = starts[-1].leg
+    assert len(events) == 1
+
+
+def test_prefill_is_tried_elsewhere_before_its_token() -> None:
+    """SPL-23: P fails before its token, another P gets a new leg; with none left the answer fails."""
+    splice = begun()
+    assert splice.feed(LegFailed(P)) == [StartLeg(A, LegKind.PREFILL, 0, 1, 0, False)]
+    assert splice.feed(NoInstance(A)) == [StopTransfer(), Fail(None)]
+
+
+def test_refused_request_is_not_tried_again() -> None:
+    """An engine that refuses the request itself ends the answer: another one would refuse too."""
+    assert begun().feed(LegFailed(P, refused=True)) == [StopTransfer(), Fail(P)]
+
+
+def test_singular_moves_nothing_until_it_must() -> None:
+    """Singular starts no transfer; if RLD is lost for good, the KV is moved after all."""
+    splice = Splice(replace(TERMS, route="singular"))
+    assert splice.start() == [StartLeg(P, LegKind.PREFILL, 0, 1, 0, False)]
+    for event in PREFILLED:
+        splice.feed(event)
+    assert splice.feed(LegFailed(A)) == [StartLeg(B, LegKind.RELAY, 1, 99, 0, True)]
+    assert splice.feed(NoInstance(B)) == [RetryLater(2), StartTransfer()]
+
+
+def test_stop_string_ends_the_answer_at_its_token() -> None:
+    """A stop match closes the legs and finishes with the ids up to the match."""
+    splice = begun(TERMS, *EAGER)
+    assert splice.feed(StopMatched(2)) == [CloseLeg(A), End("stop", terminator=False, align=True)]
+    assert splice.log == [10, 11]
+
+
+def test_client_gone_closes_everything_once() -> None:
+    """A client that leaves ends every leg and the transfer; what comes later is dropped."""
+    splice = begun(TERMS, *EAGER, KvReady())
+    assert splice.feed(ClientGone()) == [CloseLeg(A), CloseLeg(B), StopTransfer()]
+    assert splice.feed(ClientGone()) == []
+    assert splice.feed(tokens(A, 5)) == []
+
+
+@pytest.mark.parametrize(
+    "event",
+    [tokens(LegId(9), 1), LegEnded(LegId(9)), RetryDue(), StopMatched(5), StopMatched(0)],
+    ids=lambda event: type(event).__name__,
+)
+def test_illegal_events_change_nothing(event: Event) -> None:
+    """An event that cannot happen raises and leaves the state as it was."""
+    splice = begun(TERMS, *EAGER)
+    before = (list(splice.log), splice.phase, splice.kv)
+    with pytest.raises(IllegalEvent):
+        splice.feed(event)
+    assert (list(splice.log), splice.phase, splice.kv) == before
+
+
+def test_kv_events_without_a_transfer_are_illegal() -> None:
+    """A singular answer has no transfer that could be ready."""
+    splice = Splice(replace(TERMS, route="singular"))
+    splice.start()
+    with pytest.raises(IllegalEvent):
+        splice.feed(KvReady())
+
+
+def test_writer_that_ends_without_a_reason_is_replaced() -> None:
+    """A stream that just ends is no end of the answer."""
+    assert begun(TERMS, *EAGER).feed(LegEnded(A)) == [StartLeg(B, LegKind.RELAY, 4, 96, 0, True)]
+
+
+def test_failed_extend_lets_rld_go_on() -> None:
+    """A failed extend is tried elsewhere; with no MD left RLD goes on and a retry is due."""
+    splice = begun(TERMS, *EAGER, KvReady())
+    assert splice.feed(LegFailed(B)) == [StartLeg(C, LegKind.EXTEND, 4, 1, 0, True)]
+    assert splice.feed(NoInstance(C)) == [RetryLater(2)]
+    assert splice.phase is Phase.EAGER
+    assert splice.feed(tokens(A, 14)) == [Emit(4, (14,), None, A)]
+
+
+ROUTES = st.sampled_from(["direct", "relay", "singular", "passthrough"])
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    data=st.data(),
+    route=ROUTES,
+    limit=st.integers(1, 40),
+    eos_at=st.none() | st.integers(0, 40),
+    trouble=st.integers(0, 6),
+    splittable=st.booleans(),
+    batch=st.integers(1, 8),
+)
+def test_any_course_gives_the_unsplit_answer(
+    data: st.DataObject,
+    route: Literal["direct", "relay", "singular", "passthrough"],
+    limit: int,
+    eos_at: int | None,
+    trouble: int,
+    splittable: bool,
+    batch: int,
+) -> None:
+    """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once."""
+
+    def decide(handoff: Handoff) -> HandoffStep:
+        if handoff.pending <= batch or handoff.rounds >= 3:
+            return FinalNow("small_rest")
+        return ExtendBatch(batch, "catch_up")
+
+    terms = replace(
+        TERMS,
+        route=route,
+        limit_tokens=limit,
+        splittable=splittable,
+        classic=not splittable,
+        max_attempts=20,
+        decide=decide,
+    )
+    world = World(terms, lambda n: data.draw(st.integers(0, n - 1)), trouble, eos_at)
+    for _ in range(2000):
+        if world.over or not world.step():
+            break
+    expected = unsplit(limit, eos_at)
+    if world.end is None:
+        assert world.failed is not None and not splittable
+        assert world.emitted == expected[: len(world.emitted)]
+    else:
+        assert world.emitted == expected == world.splice.log
+        assert world.end.reason == ("stop" if expected[-1] == EOS else "length")
+    assert not world.running
+    assert sorted(world.ended_legs) == sorted(world.started)
+    assert sum(world.splice.made.values()) == len(world.emitted)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data(), route=ROUTES, steps=st.integers(0, 30), trouble=st.integers(0, 3))
+def test_client_may_leave_or_stop_at_any_time(
+    data: st.DataObject,
+    route: Literal["direct", "relay", "singular", "passthrough"],
+    steps: int,
+    trouble: int,
+) -> None:
+    """After the client is gone, or a stop string matched, nothing is emitted and nothing runs."""
+    world = World(replace(TERMS, route=route), lambda n: data.draw(st.integers(0, n - 1)), trouble)
+    for _ in range(steps):
+        if world.over or not world.step():
+            break
+    if world.emitted and not world.over and data.draw(st.booleans()):
+        world.match(data.draw(st.integers(1, len(world.emitted))))
+        assert world.end is not None and world.end.reason == "stop" and not world.end.terminator
+    else:
+        world.leave()
+    assert not world.running
+    assert world.emitted == unsplit(100, None)[: len(world.emitted)]
