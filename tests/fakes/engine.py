@@ -217,7 +217,7 @@ class FakeEngine(AppServer):
         stops = sorted({*script.holds, len(answer_ids)})
         sizes = (script.chunks[i % len(script.chunks)] for i in range(10_000_000))
         await self._hold(script, 0)
-        if not answer_ids and finish:
+        if not answer_ids and isinstance(fault, EndAs):
             yield self._chunk(call, script, 0, (finish, stop_reason))
         while len(call.ids) < len(answer_ids):
             if script.step:

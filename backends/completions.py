@@ -1,0 +1,260 @@
+"""vLLM's dialect of ``/v1/completions`` with token ids, without I/O: leg -> request body, SSE events -> leg chunks."""
+
+import json
+import math
+from typing import Any
+
+import msgspec
+import orjson
+
+from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable
+from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
+
+LOWEST_LOGPROB = -9999.0
+"""Stands for a log-probability that is not a finite number, as in vLLM's own answers."""
+
+OWN_FIELDS = frozenset(
+    {
+        "model", "prompt", "prompt_embeds", "max_tokens", "max_completion_tokens", "min_tokens", "stream",
+        "stream_options", "return_token_ids", "return_tokens_as_token_ids", "logprobs", "prompt_logprobs", "n",
+        "best_of", "use_beam_search", "echo", "suffix", "stop", "truncate_prompt_tokens", "request_id", "cache_salt",
+        "priority", "kv_transfer_params", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty",
+        "frequency_penalty", "repetition_penalty", "logit_bias", "stop_token_ids", "ignore_eos",
+    }
+)  # fmt: skip
+"""Fields that ``Sampling.extra`` cannot set: they have a place of their own, or would change what comes back."""
+
+_FINISHES: dict[str, EngineFinish] = {"stop": "stop", "length": "length"}
+
+_PLAIN_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias",
+)  # fmt: skip
+
+
+def encode_leg(leg: LegRequest) -> bytes:
+    """Build the body field by field; what was not given stays absent."""
+    sampling = leg.sampling
+    body: dict[str, Any] = {name: value for name, value in sampling.extra.items() if name not in OWN_FIELDS}
+    body |= {
+        "model": leg.model,
+        "prompt": leg.prompt if isinstance(leg.prompt, list | tuple) else list(leg.prompt),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+    if leg.max_tokens is not None:
+        body["max_tokens"] = leg.max_tokens
+    if leg.min_tokens:
+        body["min_tokens"] = leg.min_tokens
+    if leg.cache_salt is not None:
+        body["cache_salt"] = leg.cache_salt
+    if leg.priority is not None:
+        body["priority"] = leg.priority
+    return orjson.dumps(body | _encode_sampling(sampling))
+
+
+def _encode_sampling(sampling: Sampling) -> dict[str, Any]:
+    fields = {name: value for name in _PLAIN_SAMPLING if (value := getattr(sampling, name)) is not None}
+    if sampling.stop_token_ids:
+        fields["stop_token_ids"] = sampling.stop_token_ids
+    if sampling.ignore_eos:
+        fields["ignore_eos"] = True
+    if sampling.logprobs is not None:
+        fields["logprobs"] = sampling.logprobs
+        fields["return_tokens_as_token_ids"] = True
+    return fields
+
+
+class _PromptDetails(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens: int = 0
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float | None] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: str | None = None
+    """``error`` in the error events of older engines, whose fields lie at the top."""
+    message: Any = None
+    param: Any = None
+    code: Any = None
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+
+
+class CompletionDecoder:
+    """Turns the events of one leg into chunks and watches that no id is lost on the way."""
+
+    def __init__(self, alternatives: int | None) -> None:
+        self._alternatives = alternatives
+        self._tokens = 0
+        self._has_finish = False
+        self._is_first = True
+        self.is_done = False
+        """[DONE] came after a finish_reason: the engine has ended the stream properly."""
+
+    def feed(self, event: bytes) -> LegChunk | None:
+        """Return what the event tells, or None. Raises EngineBroken, or what an error event amounts to."""
+        if self.is_done:
+            return None
+        if event == b"[DONE]":
+            self._end()
+            return None
+        chunk = parse_chunk(event)
+        if chunk.error is not None or chunk.object == "error":
+            raise self._failure(chunk.error if chunk.error is not None else msgspec.structs.asdict(chunk))
+        self._is_first = False
+        usage = _leg_usage(chunk.usage) if chunk.usage else None
+        if not chunk.choices:
+            self._compare(usage)
+            return LegChunk(usage=usage) if usage else None
+        choice = chunk.choices[0]
+        if choice.token_ids is None and choice.text:
+            raise EngineBroken("the engine streams text without token ids")
+        ids = choice.token_ids or []
+        if ids and self._has_finish:
+            raise EngineBroken("token ids after the finish_reason")
+        self._tokens += len(ids)
+        self._compare(usage)
+        finish = self._finish(choice.finish_reason)
+        if not (ids or finish or usage):
+            return None
+        logprobs = _token_logprobs(choice.logprobs, ids, self._alternatives or 0) if choice.logprobs and ids else None
+        return LegChunk(tuple(ids), logprobs, finish, choice.stop_reason if finish else None, usage)
+
+    def _finish(self, reason: str | None) -> EngineFinish | None:
+        if not reason:
+            return None
+        finish = _FINISHES.get(reason)
+        if finish is None:
+            raise EngineFailed(f"finish_reason {_word(reason)}")
+        self._has_finish = True
+        return finish
+
+    def _failure(self, error: object) -> BackendError:
+        """Judge an error event: the first in place of an answer counts like the HTTP status that it names."""
+        code = error.get("code") if isinstance(error, dict) else None
+        failure = _refusal(code if type(code) is int and 400 <= code <= 599 else 500, *_error_text(error))
+        if self._is_first and not isinstance(failure, EngineFailed):
+            return failure
+        return EngineFailed(f"error event, code {_word(code)}")
+
+    def _compare(self, usage: LegUsage | None) -> None:
+        if usage and usage.completion_tokens > self._tokens:
+            raise EngineBroken(f"{usage.completion_tokens} tokens were made, ids of {self._tokens} came")
+
+    def _end(self) -> None:
+        if not self._has_finish:
+            raise EngineBroken("[DONE] without a finish_reason")
+        if not self._tokens:
+            raise EngineBroken("the answer ended without any token id")
+        self.is_done = True
+
+
+def parse_chunk(event: bytes) -> _Chunk:
+    """Decode one event; NaN and Infinity, which are not JSON but do occur, are taken. Raises EngineBroken."""
+    try:
+        return _decode_chunk(event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    try:
+        return msgspec.convert(json.loads(event), _Chunk)
+    except (ValueError, RecursionError) as error:
+        raise EngineBroken(f"an event is not a completion chunk ({type(error).__name__})") from None
+
+
+def refusal(status: int, body: bytes, retry_after_s: float | None = None) -> BackendError:
+    """Judge an answer that is no stream by its status and its error object."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        fields = None
+    return _refusal(
+        status, *_error_text(fields.get("error", fields) if isinstance(fields, dict) else None), retry_after_s
+    )
+
+
+def _refusal(status: int, message: str, param: str | None, retry_after_s: float | None = None) -> BackendError:
+    # Messages may quote the prompt, so none gets into an exception's text.
+    if status in (429, 503):
+        return EngineUnavailable(f"engine answered {status}", retry_after_s)
+    if status in (401, 403, 407):
+        return EngineFailed(f"engine answered {status}: it does not take the configured API key")
+    if 400 <= status < 500:
+        return EngineRejected(status, message or f"The engine answered {status}.", param)
+    if status >= 500 and "maximum context length" in message.lower():
+        return EngineRejected(400, message, param)
+    return EngineFailed(f"engine answered {status}")
+
+
+def _error_text(error: object) -> tuple[str, str | None]:
+    """Message and param of OpenAI's error object, of vLLM's older flat one, or of FastAPI's ``detail``."""
+    if isinstance(error, str):
+        return error, None
+    if not isinstance(error, dict):
+        return "", None
+    message, param = error.get("message") or error.get("detail"), error.get("param")
+    return message if isinstance(message, str) else "", param if isinstance(param, str) else None
+
+
+def _leg_usage(usage: _Usage) -> LegUsage:
+    details = usage.prompt_tokens_details
+    return LegUsage(usage.prompt_tokens, usage.completion_tokens or 0, details.cached_tokens if details else None)
+
+
+def _token_logprobs(logprobs: _Logprobs, ids: list[int], alternatives: int) -> tuple[TokenLogprob, ...]:
+    if len(logprobs.token_logprobs) != len(ids):
+        raise EngineBroken(f"{len(logprobs.token_logprobs)} logprobs for {len(ids)} token ids")
+    tops = logprobs.top_logprobs or [None] * len(ids)
+    if len(tops) != len(ids):
+        raise EngineBroken(f"{len(tops)} lists of alternatives for {len(ids)} token ids")
+    return tuple(
+        TokenLogprob(token_id, _finite(logprob), _alternatives(top, alternatives))
+        for token_id, logprob, top in zip(ids, logprobs.token_logprobs, tops, strict=True)
+    )
+
+
+def _alternatives(top: dict[str, float | None] | None, count: int) -> tuple[tuple[int, float], ...]:
+    """The ``count`` likeliest; the chosen token, which the engine always lists, is among them only if it belongs."""
+    if not top or not count:
+        return ()
+    pairs = [(_token_id(name), _finite(logprob)) for name, logprob in top.items()]
+    pairs.sort(key=lambda pair: -pair[1])
+    return tuple(pairs[:count])
+
+
+def _token_id(name: str) -> int:
+    digits = name.removeprefix("token_id:")
+    if not (digits.isascii() and digits.isdigit()):
+        raise EngineBroken("alternatives are not written as token ids")
+    return int(digits)
+
+
+def _finite(logprob: float | None) -> float:
+    return logprob if logprob is not None and math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+def _word(value: object) -> str:
+    """A value of the engine's, made safe to log."""
+    return "".join(c for c in str(value)[:40] if c.isascii() and (c.isalnum() or c in "_-.")) or "unknown"
