@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from backends.base import KvPath
 from backends.errors import BackendError, EngineRejected, TransferFailed
-from backends.types import EngineFinish, LegRequest, LegUsage, TransferProgress, TransferRequest
+from backends.types import EngineFinish, LegRequest, LegUsage, TransferRequest
 from gateway.control.pools import Instance, Pools
 from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.cast import Cast
@@ -57,7 +57,9 @@ class Course:
 
     ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may
     take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting.
-    ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way.
+    ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way. ``note_held`` is told
+    which instance now caches which ids, ``note_moved`` that the receiving store has the prompt, ``note_length`` the
+    answer's length.
     """
 
     request: GenerationRequest
@@ -68,6 +70,9 @@ class Course:
     transfer: TransferRequest
     patience_s: float
     keep_transfer: Callable[[int], bool]
+    note_held: Callable[[str, Sequence[int]], None]
+    note_moved: Callable[[], None]
+    note_length: Callable[[int], None]
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ class RelayAnswer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._transfer: asyncio.Task[bool] | None = None
+        self._transfers = 0
         self._draining: set[asyncio.Task[None]] = set()
         self._error: GenerationFailed | None = None
         self._last_failure: BackendError | None = None
@@ -214,6 +220,7 @@ class RelayAnswer:
             self._stop_transfer("finished_first")
         self._out.append(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
         self._record.finished(action.reason, made, self._prefill_usage)
+        self._course.note_length(made)
 
     def _finish(self, reason: Literal["stop", "length"], terminator: int | None, made: int) -> Finish:
         shown = terminator if terminator in self._course.request.sampling.stop_token_ids else None
@@ -283,6 +290,7 @@ class RelayAnswer:
                 if not heard and chunk.token_ids:
                     heard = True
                     self._pools.report_success(instance)
+                    self._course.note_held(instance.spec.id, request.prompt)
                 if finish and start.leg in self._legs and start.kind is not LegKind.PREFILL:
                     self._legs[start.leg].said_last = True
                 if chunk.token_ids or finish:
@@ -292,6 +300,7 @@ class RelayAnswer:
 
     def _start_transfer(self) -> None:
         if self._course.path is not None:
+            self._transfers += 1
             self._record.note("transfer_started")
             self._transfer = asyncio.create_task(self._move(self._course.path))
 
@@ -301,15 +310,16 @@ class RelayAnswer:
             self._record.note("transfer_stopped", why=why)
 
     async def _move(self, path: KvPath) -> bool:
-        progress: TransferProgress | None = None
+        request = replace(self._course.transfer, transfer_id=f"{self._course.transfer.transfer_id}-{self._transfers}")
         try:
-            async with aclosing(path.transfer(self._course.transfer)) as stream:
+            async with aclosing(path.transfer(request)) as stream:
                 async for progress in stream:
                     self._record.transfer(progress)
         except TransferFailed as error:
             self._record.note("transfer_failed", why=str(error))
             self._mailbox.post(KvFailed())
             return False
+        self._course.note_moved()
         self._mailbox.post(KvReady())
         return True
 

@@ -50,6 +50,7 @@ from gateway.relay.steps import (
     Phase,
     RetryDue,
     RetryLater,
+    Route,
     StartLeg,
     StartTransfer,
     StopMatched,
@@ -67,7 +68,7 @@ class SpliceTerms:
     answer and have no text. ``max_attempts``: how many times in a row nobody may be found before the answer fails.
     """
 
-    route: Literal["direct", "relay", "singular", "passthrough"]
+    route: Route
     splittable: bool
     classic: bool
     relay_allowed: bool

@@ -1,0 +1,106 @@
+"""The WAN links: which bridge serves each, and what it has measured."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.base import KvPath
+from backends.bridge.wire import LinkState
+from backends.errors import BackendError
+from policies.types import LinkView
+
+log = logging.getLogger(__name__)
+
+POLL_TIMEOUT_S = 3.0
+
+
+class MeasuredPath(KvPath, Protocol):
+    """A KV path that also tells what it knows of its link."""
+
+    async def link(self) -> LinkState:
+        """Ask for rate, queue and round trip. Raises TransferFailed."""
+        ...
+
+
+@dataclass(slots=True)
+class Link:
+    """One directed link, its KV path and the newest measurement; the assumed rate holds until one exists."""
+
+    source: str
+    dest: str
+    path: MeasuredPath
+    dialect: str
+    chunk_tokens: int
+    assumed_rate_bytes_per_s: float
+    state: LinkState | None = None
+
+    def view(self) -> LinkView:
+        """What policies see: a link whose bridge does not answer is down."""
+        state = self.state
+        if state is None:
+            return LinkView(self.source, self.dest, self.assumed_rate_bytes_per_s, up=False)
+        rate = state.rate_bytes_per_s or self.assumed_rate_bytes_per_s
+        return LinkView(self.source, self.dest, rate, state.queued_bytes, state.rtt_s, state.up)
+
+
+class Links:
+    """All links, kept fresh by one task."""
+
+    def __init__(self, links: Mapping[tuple[str, str], Link], interval_s: float) -> None:
+        self._links = links
+        self._interval_s = interval_s
+        self._task: asyncio.Task[None] | None = None
+
+    def get(self, source: str, dest: str) -> Link | None:
+        """The link between two regions, if there is one."""
+        return self._links.get((source, dest))
+
+    def first_from(self, source: str) -> Link | None:
+        """Any link that leaves a region."""
+        return next((link for link in self._links.values() if link.source == source), None)
+
+    def views(self) -> dict[tuple[str, str], LinkView]:
+        """What policies see."""
+        return {key: link.view() for key, link in self._links.items()}
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Coarsest granularity in which KV crosses."""
+        return max((link.chunk_tokens for link in self._links.values()), default=1)
+
+    async def start(self) -> None:
+        """Ask every bridge once, then go on in the background."""
+        await self.refresh()
+        self._task = asyncio.create_task(self._watch())
+
+    async def refresh(self) -> None:
+        """Ask every bridge now."""
+        await asyncio.gather(*(self._ask(link) for link in self._links.values()))
+
+    async def aclose(self) -> None:
+        """Stop asking, and let the paths go."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for link in self._links.values():
+            await link.path.aclose()
+
+    async def _ask(self, link: Link) -> None:
+        try:
+            async with asyncio.timeout(POLL_TIMEOUT_S):
+                state = await link.path.link()
+        except (BackendError, TimeoutError) as error:
+            if link.state is not None:
+                log.warning("the bridge of %s->%s is lost: %s", link.source, link.dest, error)
+            link.state = None
+            return
+        if link.state is None:
+            log.info("the bridge of %s->%s answers", link.source, link.dest)
+        link.state = state
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.refresh()
