@@ -1,0 +1,66 @@
+"""Eligibility: which requests may be split."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from policies.eligibility import OWN_ANSWER, UNSPLITTABLE, WHOLE_REQUEST, RequestFeatures, unsplittable_reason
+
+PLAIN = RequestFeatures(temperature=0.7, max_tokens=100)
+
+CASES = [
+    (PLAIN, None),
+    (RequestFeatures(), None),
+    (replace(PLAIN, structured_output=True), "structured_output"),
+    (replace(PLAIN, forced_tool=True), "forced_tool"),
+    (replace(PLAIN, n=2), "multi_sequence"),
+    (replace(PLAIN, best_of=1), None),
+    (replace(PLAIN, best_of=2), "multi_sequence"),
+    (replace(PLAIN, beam=True), "multi_sequence"),
+    (replace(PLAIN, batch=True), "batch"),
+    (replace(PLAIN, presence_penalty=0.1), "penalty_state"),
+    (replace(PLAIN, frequency_penalty=-0.1), "penalty_state"),
+    (replace(PLAIN, multi_token_bad_words=True), "bad_words"),
+    (replace(PLAIN, seeded=True), "seeded_sampling"),
+    (replace(PLAIN, seeded=True, temperature=None), "seeded_sampling"),
+    (replace(PLAIN, seeded=True, temperature=0.0), None),
+    (replace(PLAIN, multimodal=True), "multimodal"),
+    (replace(PLAIN, echo=True), "echo"),
+    (replace(PLAIN, prompt_logprobs=True), "prompt_logprobs"),
+    (replace(PLAIN, suffix=True), "suffix"),
+    (replace(PLAIN, max_tokens=1), "single_token"),
+    (replace(PLAIN, max_tokens=2), None),
+    (replace(PLAIN, max_tokens=1, structured_output=True), "structured_output"),
+]
+
+
+@pytest.mark.parametrize(("features", "reason"), CASES)
+def test_reason(features: RequestFeatures, reason: str | None) -> None:
+    """Each feature that an engine keeps state for has its reason code; a plain request has none."""
+    assert unsplittable_reason(features) == reason
+
+
+def test_every_code_and_field_is_exercised() -> None:
+    """The cases above cover each code of the table and each field of a request."""
+    assert {reason for _, reason in CASES} == {code for code, _ in UNSPLITTABLE} | {None}
+    touched = {
+        field.name
+        for features, _ in CASES
+        for field in fields(RequestFeatures)
+        if getattr(features, field.name) != getattr(PLAIN, field.name)
+    }
+    assert touched == {field.name for field in fields(RequestFeatures)}
+
+
+def test_declared_support_removes_a_reason() -> None:
+    """An engine that carries grammar state over makes structured output splittable, and nothing else."""
+    features = replace(PLAIN, structured_output=True, seeded=True)
+    assert unsplittable_reason(features, frozenset({"structured_output"})) == "seeded_sampling"
+    assert unsplittable_reason(features, frozenset({"structured_output", "seeded_sampling"})) is None
+
+
+def test_sets_name_codes_of_the_table() -> None:
+    """The sets that steer the plan hold known codes only, and do not overlap."""
+    codes = {code for code, _ in UNSPLITTABLE}
+    assert codes >= WHOLE_REQUEST | OWN_ANSWER
+    assert not WHOLE_REQUEST & OWN_ANSWER

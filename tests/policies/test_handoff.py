@@ -1,0 +1,110 @@
+"""Hand-off steps: when MD takes over, and that it does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.handoff import ExtendBatch, FinalNow, HandoffState, choose_step
+from policies.rules import HandoffRules
+
+
+def state(
+    pending: int,
+    rounds: int = 0,
+    load: float = 0.0,
+    speed: float | None = None,
+    previous: int | None = None,
+) -> HandoffState:
+    """A request with ``pending`` tokens of 1,000 to hand over."""
+    return HandoffState(pending, 1000 - pending, 1000, rounds, load, speed, previous)
+
+
+RULES = HandoffRules(threshold_tokens=16, batch_tokens=100, max_rounds=4, free_gap_s=0.0)
+
+
+def test_one_shot_hands_over_at_once() -> None:
+    """One-shot sends the final whatever is pending and however idle RLD is."""
+    assert choose_step(state(900), HandoffRules(mode="one_shot")) == FinalNow("one_shot")
+
+
+@pytest.mark.parametrize(("load", "final"), [(0.74, False), (0.75, True), (2.0, True)])
+def test_auto_frees_a_busy_relay(load: float, final: bool) -> None:
+    """In auto mode a busy RLD is freed by one-shot; catch-up mode does not look at its load."""
+    assert (choose_step(state(900, load=load), RULES) == FinalNow("relay_busy")) is final
+    forced = HandoffRules(mode="catch_up", batch_tokens=1000)
+    assert choose_step(state(900, load=load), forced) == ExtendBatch(900, "catch_up")
+
+
+@pytest.mark.parametrize(("pending", "step"), [(0, FinalNow("small_rest")), (16, FinalNow("small_rest"))])
+def test_a_small_rest_is_final(pending: int, step: FinalNow) -> None:
+    """At the threshold or below it the final is sent."""
+    assert choose_step(state(pending), RULES) == step
+
+
+def test_more_than_the_threshold_is_extended() -> None:
+    """One token above the threshold goes through a catch-up extend first."""
+    assert choose_step(state(17), RULES) == ExtendBatch(17, "catch_up")
+
+
+@pytest.mark.parametrize(("pending", "final"), [(0, True), (1, False)])
+def test_threshold_zero_waits_for_nothing_pending(pending: int, final: bool) -> None:
+    """Threshold 0 means that only an empty rest is final, not "always" and not "never"."""
+    step = choose_step(state(pending), HandoffRules(threshold_tokens=0, free_gap_s=0.0))
+    assert isinstance(step, FinalNow) is final
+
+
+@pytest.mark.parametrize(("pending", "final"), [(50, True), (51, False)])
+def test_a_fast_main_may_extend_more_at_the_end(pending: int, final: bool) -> None:
+    """What MD extends within the free gap counts as a small rest."""
+    rules = HandoffRules(threshold_tokens=16, free_gap_s=0.01)
+    assert isinstance(choose_step(state(pending, speed=5000.0), rules), FinalNow) is final
+
+
+def test_a_slow_main_keeps_the_threshold() -> None:
+    """A slow MD does not make the threshold smaller."""
+    assert choose_step(state(16, speed=1.0), HandoffRules(threshold_tokens=16)) == FinalNow("small_rest")
+
+
+def test_batches_grow_when_rounds_run_out() -> None:
+    """A batch is as large as the rule says, or as large as needed for the rounds to suffice."""
+    assert choose_step(state(300), RULES) == ExtendBatch(100, "catch_up")
+    assert choose_step(state(900), RULES) == ExtendBatch(225, "catch_up")
+    assert choose_step(state(900, rounds=3), RULES) == ExtendBatch(900, "catch_up")
+    assert choose_step(state(900, rounds=4), RULES) == FinalNow("rounds_spent")
+
+
+@pytest.mark.parametrize(("previous", "final"), [(40, True), (39, True), (41, False)])
+def test_a_relay_that_outruns_main_is_stopped(previous: int, final: bool) -> None:
+    """A round that does not shrink what is pending is the last."""
+    step = choose_step(state(40, rounds=1, previous=previous), RULES)
+    assert (step == FinalNow("relay_outruns")) is final
+
+
+@given(
+    rules=st.builds(
+        HandoffRules,
+        mode=st.sampled_from(["auto", "one_shot", "catch_up"]),
+        threshold_tokens=st.integers(0, 100),
+        batch_tokens=st.integers(1, 1000),
+        max_rounds=st.integers(1, 20),
+        free_gap_s=st.floats(0, 0.1),
+    ),
+    pending=st.integers(0, 100_000),
+    made_per_round=st.lists(st.integers(0, 3000), min_size=21, max_size=21),
+    load=st.floats(0, 2),
+    speed=st.one_of(st.none(), st.floats(0, 1e6)),
+)
+def test_hand_off_ends(
+    rules: HandoffRules, pending: int, made_per_round: list[int], load: float, speed: float | None
+) -> None:
+    """Whatever RLD writes during the extends, the final comes within the rounds, and no extend is empty or too long."""
+    sealed, emitted, previous = 0, pending, None
+    for rounds in range(rules.max_rounds + 1):
+        step = choose_step(HandoffState(emitted - sealed, sealed, emitted, rounds, load, speed, previous), rules)
+        if isinstance(step, FinalNow):
+            return
+        assert 1 <= step.tokens <= emitted - sealed
+        previous = emitted - sealed
+        sealed += step.tokens
+        emitted += made_per_round[rounds]
+    pytest.fail("no final within the rounds")

@@ -1,0 +1,126 @@
+"""Rules: defaults, limits, the path of a wrong field, the schema."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from policies.rules import BadRules, HandoffRules, Rules, Section, parse_rules, rules_schema
+
+
+def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every field that is not a section, as a dotted path, with its default."""
+    for name in section.__struct_fields__:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """An object with one field set."""
+    head, _, rest = path.partition(".")
+    return {head: nested(rest, value) if rest else value}
+
+
+FLOATS = [path for path, value in leaves(Rules()) if isinstance(value, float)]
+NUMBERS = [path for path, value in leaves(Rules()) if isinstance(value, int | float) and not isinstance(value, bool)]
+
+
+def test_nothing_given_means_defaults() -> None:
+    """An empty object gives the documented defaults."""
+    assert parse_rules({}) == Rules()
+
+
+def test_one_field_leaves_the_others() -> None:
+    """A section with one field keeps the other fields' defaults, weights of a role included."""
+    parsed = parse_rules({"placement": {"main": {"prefix": 3.0}}})
+    assert parsed.placement.main.prefix == 3.0
+    assert parsed.placement.main.wan == Rules().placement.main.wan
+    assert parsed.placement.prefill == Rules().placement.prefill
+
+
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        (None, ""),
+        ([], ""),
+        ({"handof": {}}, "handof"),
+        ({"handoff": {"treshold": 1}}, "handoff.treshold"),
+        ({"handoff": {"threshold_tokens": "64k"}}, "handoff.threshold_tokens"),
+        ({"handoff": {"threshold_tokens": -1}}, "handoff.threshold_tokens"),
+        ({"handoff": {"threshold_tokens": True}}, "handoff.threshold_tokens"),
+        ({"handoff": {"mode": "both"}}, "handoff.mode"),
+        ({"handoff": {"batch_tokens": 0}}, "handoff.batch_tokens"),
+        ({"singular": {"budget": 0.26}}, "singular.budget"),
+        ({"singular": {"max_hit": 1.01}}, "singular.max_hit"),
+        ({"singular": {"max_hit": -0.01}}, "singular.max_hit"),
+        ({"singular": {"max_output_tokens": 0}}, "singular.max_output_tokens"),
+        ({"placement": {"relay": {"wan": 1.0}}}, "placement.relay.wan"),
+        ({"placement": {"relay": {"prefix": 0, "queue": 0, "kv": 0, "session": 0}}}, "placement.relay"),
+        ({"relay": {"transfer_retry_backoff_s": 20.0}}, "relay"),
+        ({"relay": {"max_attempts": 0}}, "relay.max_attempts"),
+        ({"pipelines": []}, "pipelines"),
+        ({"pipelines": ["relay", "relay"]}, ""),
+        ({"direct_wan_bound_s": None}, "direct_wan_bound_s"),
+    ],
+)
+def test_wrong_field_is_named(given: Any, path: str) -> None:
+    """Rules with a wrong field are refused whole, with the field's path."""
+    with pytest.raises(BadRules) as caught:
+        parse_rules(given)
+    assert caught.value.path == path
+    assert caught.value.message
+    assert str(caught.value).startswith(path)
+
+
+@pytest.mark.parametrize("pipeline", ["singular", "rld", "p_rld", "prefill_relay", "relay_only"])
+def test_relay_alone_cannot_be_written(pipeline: str) -> None:
+    """No pipeline that ends at RLD can be named in the rules."""
+    with pytest.raises(BadRules) as caught:
+        parse_rules({"pipelines": ["direct", pipeline]})
+    assert caught.value.path == "pipelines[1]"
+
+
+@pytest.mark.parametrize("path", FLOATS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -1.0])
+def test_numbers_must_be_finite_and_not_negative(path: str, value: float) -> None:
+    """NaN, infinities and negative numbers are refused everywhere."""
+    with pytest.raises(BadRules) as caught:
+        parse_rules(nested(path, value))
+    assert caught.value.path == path
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+def test_absurd_numbers_are_refused(path: str) -> None:
+    """Every number has an upper limit."""
+    with pytest.raises(BadRules):
+        parse_rules(nested(path, 10**15))
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(0, 0.0), (0.0, 0.0), (3600, 3600.0)])
+def test_bound_edges_are_accepted(value: float, seconds: float) -> None:
+    """Both ends of a closed range are allowed, as an integer too."""
+    assert parse_rules({"direct_wan_bound_s": value}).direct_wan_bound_s == seconds
+
+
+def test_rules_are_frozen() -> None:
+    """Rules in use cannot be changed."""
+    with pytest.raises(AttributeError):
+        Rules().direct_classic = True  # type: ignore[misc]
+
+
+def test_every_field_is_described() -> None:
+    """The schema describes each field that is not a section, and each section."""
+    definitions = rules_schema()["$defs"]
+    for definition in definitions.values():
+        assert definition["description"]
+        for name, field in definition["properties"].items():
+            inner = [field, *field.get("anyOf", []), *field.get("allOf", [])]
+            assert any("description" in part or "$ref" in part for part in inner), name
+
+
+def test_hand_off_defaults_keep_the_joint_short() -> None:
+    """The default threshold is small enough that the last extend goes unseen."""
+    assert 8 <= HandoffRules().threshold_tokens <= 16
