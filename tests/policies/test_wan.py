@@ -1,0 +1,82 @@
+"""WAN estimates: full chunks, queue, round trip, unknown hits, learnt rates."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.types import Estimate, Hit
+from policies.wan import crossing_s, estimate_transfer, learn_rate, missing_tokens
+from tests.policies.build import KV_BYTES, link, snapshot
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reach", "missing", "tail"),
+    [
+        (255, 0, 0, 255),
+        (256, 0, 256, 0),
+        (257, 0, 256, 1),
+        (2049, 0, 2048, 1),
+        (2049, 300, 1792, 1),
+        (2049, 2049, 0, 0),
+    ],
+)
+def test_only_full_chunks_cross(prompt: int, reach: int, missing: int, tail: int) -> None:
+    """The store holds full chunks: hits count down to a chunk, and MD recomputes the tail it does not have."""
+    estimate = estimate_transfer(prompt, Hit(reach), link(), snapshot())
+    assert (estimate.missing_tokens, estimate.tail_tokens) == (missing, tail)
+    assert estimate.wan_bytes == missing * KV_BYTES
+
+
+def test_estimate_adds_queue_transfer_and_round_trip() -> None:
+    """Time is what is queued and what is missing over the rate, plus the round trip."""
+    estimate = estimate_transfer(2560, Hit(512, store_tokens=1280), link(queued_bytes=10**8), snapshot())
+    assert estimate == Estimate(
+        missing_tokens=1280,
+        tail_tokens=0,
+        wan_bytes=1280 * KV_BYTES,
+        queue_s=1.0,
+        transfer_s=0.64,
+        rtt_s=0.03,
+        total_s=1.64 + 0.03,
+        worst_s=2.28 + 0.03,
+    )
+
+
+def test_unknown_hit_has_no_estimate() -> None:
+    """An unknown hit gives neither bytes nor a time, only the worst case."""
+    estimate = estimate_transfer(2560, None, link(), snapshot())
+    assert (estimate.missing_tokens, estimate.wan_bytes, estimate.transfer_s, estimate.total_s) == (None,) * 4
+    assert estimate.worst_s == pytest.approx(1.31)
+
+
+def test_nothing_to_move_waits_for_nobody() -> None:
+    """Without bytes the queue does not matter."""
+    assert crossing_s(0, link(queued_bytes=10**9)) == 0.0
+
+
+@given(prompt=st.integers(1, 10**6), reach=st.integers(0, 2 * 10**6), chunk=st.integers(1, 1024))
+def test_missing_is_whole_chunks_and_within_the_prompt(prompt: int, reach: int, chunk: int) -> None:
+    """What crosses is a number of chunks, not more than the prompt, and less with a longer hit."""
+    missing = missing_tokens(prompt, reach, chunk)
+    assert missing % chunk == 0
+    assert 0 <= missing <= missing_tokens(prompt, 0, chunk) <= prompt
+
+
+@pytest.mark.parametrize(("moved", "busy"), [(0, 1.0), (100, 0.0), (100, -1.0)])
+def test_empty_observations_teach_nothing(moved: int, busy: float) -> None:
+    """Without bytes or time the rate stays as it is."""
+    assert learn_rate(5.0, moved, busy) == 5.0
+
+
+def test_the_first_observation_is_the_rate() -> None:
+    """With nothing known the first observation is taken as it is."""
+    assert learn_rate(None, 100, 4.0) == 25.0
+
+
+@given(known=st.floats(1, 1e10), moved=st.integers(1, 10**10), busy=st.floats(0.001, 1e3))
+def test_learnt_rate_lies_between(known: float, moved: int, busy: float) -> None:
+    """A learnt rate lies between the old one and the observed one."""
+    seen = moved / busy
+    rate = learn_rate(known, moved, busy)
+    assert rate is not None
+    assert min(known, seen) * (1 - 1e-9) <= rate <= max(known, seen) * (1 + 1e-9)
