@@ -1,0 +1,235 @@
+"""Follows the events of one engine instance and hands on what they change.
+
+While anything of an engine's history is missing the instance is *unknown*. It is known again after its whole history
+was seen (from sequence 0), after its cache was cleared, or after ``rebuild_s`` of unbroken events. If the engine keeps
+a replay buffer, a message that is out of order counts only if the buffer confirms it: a forged one changes nothing.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from zmq.asyncio import Context
+
+from backends.kv_events import BadFrame, Cleared, EventBatch, decode_batch
+from backends.kv_subscriber import EventSource, EventSubscriber, Frame, ReplayUnavailable
+from gateway.index.mirror import Delta
+from gateway.index.residency import Residency
+from gateway.index.sequence import Verdict, Watermark
+from gateway.index.types import InstanceSpec
+
+_BURST_S = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class IngestTimes:
+    """Limits of the ingest, in seconds.
+
+    ``idle_s``: after this long without a message, ask the replay buffer whether one was missed or the engine restarted.
+    """
+
+    idle_s: float = 5.0
+    replay_timeout_s: float = 2.0
+    rebuild_s: float = 300.0
+
+
+class Sink(Protocol):
+    """Where an instance's changes go."""
+
+    async def publish(self, rank: int, delta: Delta) -> None:
+        """Apply a change of one rank's blocks."""
+        ...
+
+    async def set_known(self, known: bool) -> None:
+        """Say whether the published blocks are all that the instance holds."""
+        ...
+
+
+class _Rank:
+    """One rank's blocks, and where its messages stand. ``complete``: nothing of its history is missing."""
+
+    def __init__(self, residency: Residency, now: float) -> None:
+        self.residency = residency
+        self.watermark = Watermark()
+        self.complete = False
+        self.incomplete_since = now
+
+
+class Ingester:
+    """Follows one boot of one instance: ``run()`` until cancelled."""
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        sink: Sink,
+        context: Context,
+        seed_of: Callable[[str | None, str | None], bytes],
+        counters: Counter[str],
+        now: Callable[[], float],
+        times: IngestTimes,
+    ) -> None:
+        self._spec = spec
+        self._sink = sink
+        self._context = context
+        self._seed_of = seed_of
+        self._counters = counters
+        self._now = now
+        self._times = times
+        self._ranks = [self._new_rank() for _ in range(spec.dp_size)]
+        self._doubt = False
+        self._published_known = False
+        self._publishing = asyncio.Lock()
+
+    async def run(self) -> None:
+        """Follow all sources. Ends only by cancellation, or by zmq.ZMQError when an endpoint cannot be used."""
+        async with asyncio.TaskGroup() as group:
+            for position, source in enumerate(self._spec.sources):
+                group.create_task(self._follow(source, position))
+
+    async def republish(self) -> None:
+        """Hand on everything again, for a sink that lost it."""
+        async with self._publishing:
+            await self._sink.set_known(False)
+            for number, rank in enumerate(self._ranks):
+                rank.residency.drain()
+                await self._sink.publish(number, rank.residency.snapshot())
+            self._published_known = self._is_known()
+            await self._sink.set_known(self._published_known)
+
+    async def _follow(self, source: EventSource, position: int) -> None:
+        own_ranks = [position] if len(self._spec.sources) == self._spec.dp_size else list(range(self._spec.dp_size))
+        async with EventSubscriber(self._context, source) as subscriber:
+            await self._verify(subscriber, own_ranks)
+            while True:
+                await self._publish()
+                await asyncio.sleep(0)  # a busy engine must not keep the loop from everyone else
+                if not await self._take_next(subscriber, self._times.idle_s):
+                    await self._verify(subscriber, own_ranks)
+                    continue
+                deadline = self._now() + _BURST_S
+                while self._now() < deadline and await self._take_next(subscriber, 0.0):
+                    pass
+
+    async def _take_next(self, subscriber: EventSubscriber, timeout_s: float) -> bool:
+        """Receive and apply one message; False when none came in time."""
+        try:
+            frame = await subscriber.receive(timeout_s)
+            if frame is None:
+                return False
+            self._counters["frames"] += 1
+            batch = self._decode(frame)
+        except BadFrame:
+            self._counters["bad_frames"] += 1
+            self._doubt = True
+            return True
+        await self._take(subscriber, frame, batch)
+        return True
+
+    def _decode(self, frame: Frame) -> EventBatch:
+        batch = decode_batch(frame.payload)
+        if batch.rank >= len(self._ranks):
+            raise BadFrame("rank is not one of the instance's")
+        return batch
+
+    async def _take(self, subscriber: EventSubscriber, frame: Frame, batch: EventBatch) -> None:
+        verdict = self._judge(frame, batch)
+        if verdict is Verdict.GAP or verdict is Verdict.RESTART:
+            if verdict is Verdict.RESTART:
+                self._restart(batch.rank)
+            else:
+                self._counters["gaps"] += 1
+            answered = await self._replay(subscriber, self._ranks[batch.rank].watermark.last + 1) is not None
+            verdict = self._judge(frame, batch)
+            if verdict is Verdict.GAP or verdict is Verdict.RESTART:
+                if answered:
+                    self._counters["forged_frames"] += 1
+                    return
+                self._forget(batch.rank)
+                verdict = Verdict.NEXT
+        if verdict is Verdict.NEXT:
+            self._apply(frame, batch)
+        else:
+            self._counters["duplicates"] += 1
+
+    def _judge(self, frame: Frame, batch: EventBatch) -> Verdict:
+        return self._ranks[batch.rank].watermark.judge(frame.sequence, frame.payload)
+
+    def _apply(self, frame: Frame, batch: EventBatch) -> None:
+        rank = self._ranks[batch.rank]
+        rank.watermark.take(frame.sequence, frame.payload)
+        rank.residency.apply(batch)
+        self._counters["skipped_events"] += batch.skipped
+        self._doubt = False
+        if frame.sequence == 0 or Cleared() in batch.events:
+            rank.complete = True
+
+    def _restart(self, number: int) -> None:
+        self._counters["restarts"] += 1
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        """Start a rank anew: what it holds is not known any more."""
+        self._counters["losses"] += 1
+        rank = self._ranks[number] = self._new_rank()
+        rank.residency.clear()
+
+    def _new_rank(self) -> _Rank:
+        return _Rank(Residency(self._seed_of, self._counters), self._now())
+
+    async def _replay(self, subscriber: EventSubscriber, start: int) -> set[int] | None:
+        """Apply what the engine still keeps from ``start`` on.
+
+        Returns the ranks whose messages fitted what was known, or None when the engine did not answer in full.
+        """
+        fitting = set()
+        try:
+            async for frame in subscriber.replay(start, self._times.replay_timeout_s):
+                self._counters["replayed_frames"] += 1
+                batch = self._decode(frame)
+                verdict = self._judge(frame, batch)
+                if verdict is Verdict.DUPLICATE or verdict is Verdict.NEXT:
+                    fitting.add(batch.rank)
+                if verdict is Verdict.GAP:
+                    self._forget(batch.rank)
+                if verdict is Verdict.GAP or verdict is Verdict.NEXT:
+                    self._apply(frame, batch)
+        except (ReplayUnavailable, BadFrame):
+            return None
+        return fitting
+
+    async def _verify(self, subscriber: EventSubscriber, own_ranks: list[int]) -> None:
+        """Ask the replay buffer whether messages were missed, or the engine restarted in silence."""
+        for number in own_ranks:
+            last = self._ranks[number].watermark.last
+            fitting = await self._replay(subscriber, max(last, 0))
+            if fitting is None:
+                break
+            if last >= 0 and number not in fitting:
+                self._restart(number)
+                await self._replay(subscriber, 0)
+            rank = self._ranks[number]
+            rank.complete |= rank.watermark.last < 0
+            self._doubt = False
+        now = self._now()
+        for rank in self._ranks:
+            rank.complete |= now - rank.incomplete_since > self._times.rebuild_s
+
+    def _is_known(self) -> bool:
+        return not self._doubt and all(rank.complete for rank in self._ranks)
+
+    async def _publish(self) -> None:
+        """Hand on what changed; an instance turns unknown before its blocks change, and known after."""
+        async with self._publishing:
+            known = self._is_known()
+            if not known and self._published_known:
+                self._published_known = False
+                await self._sink.set_known(False)
+            for number, rank in enumerate(self._ranks):
+                delta = rank.residency.drain()
+                if delta.clear or len(delta):
+                    await self._sink.publish(number, delta)
+            if known and not self._published_known:
+                self._published_known = True
+                await self._sink.set_known(True)

@@ -1,0 +1,236 @@
+"""The blocks that each instance holds, in this process's memory, and the walk that turns them into hits.
+
+Held blocks are closed under "has a parent": along a prompt, blocks that are held come first and then none is, so a
+binary search finds the end. Whoever changes a mirror keeps that property (see ``gateway.index.residency``).
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from backends.hashing import BLOCK_TOKENS
+from gateway.index.types import Hit, InstanceSpec, InstanceStats
+
+PREDICTED_LIMIT_BLOCKS = 1_000_000
+DEVICE = 2
+LOWER = 1
+GONE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Changes of one rank's blocks: each key moves to the list that names it. ``clear``: all its blocks go first."""
+
+    clear: bool = False
+    device: Sequence[int] = ()
+    lower: Sequence[int] = ()
+    gone: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.device) + len(self.lower) + len(self.gone)
+
+
+@dataclass(slots=True)
+class RankBlocks:
+    """Blocks of one data-parallel rank: those in device memory, and those in a slower tier only."""
+
+    device: set[int] = field(default_factory=set)
+    lower: set[int] = field(default_factory=set)
+
+    def apply(self, delta: Delta) -> None:
+        """Apply ``delta``; applying it again changes nothing."""
+        if delta.clear:
+            self.device, self.lower = set(), set()
+        if delta.device:
+            self.device.update(delta.device)
+            self.lower.difference_update(delta.device)
+        if delta.lower:
+            self.lower.update(delta.lower)
+            self.device.difference_update(delta.lower)
+        if delta.gone:
+            self.device.difference_update(delta.gone)
+            self.lower.difference_update(delta.gone)
+
+    def walk(self, backwards: Sequence[int]) -> tuple[int, int]:
+        """Return how many blocks of the prompt are held on any tier, and how many of those from the start on device.
+
+        ``backwards`` holds the prompt's keys, last first.
+        """
+        total = len(backwards)
+        on_device = total - bisect_left(backwards, True, key=self.device.__contains__)
+        if not self.lower or on_device == total:
+            return on_device, on_device
+        device, lower = self.device, self.lower
+        hi = total - on_device
+        held = total - bisect_left(backwards, True, hi=hi, key=lambda key: key in device or key in lower)
+        return held, on_device
+
+
+@dataclass(slots=True)
+class PredictedBlocks:
+    """Blocks that an instance without events should hold by now, each until its time.
+
+    A prompt's blocks are noted together, so a block never expires before the one after it.
+    """
+
+    limit: int
+    until: dict[int, float] = field(default_factory=dict)
+    _batches: deque[tuple[float, Sequence[int]]] = field(default_factory=deque)
+
+    def note(self, keys: Sequence[int], until: float) -> None:
+        """Hold ``keys`` until the time ``until`` at least; the oldest notes make room beyond ``limit`` blocks."""
+        held = self.until
+        held.update((key, max(until, held.get(key, until))) for key in keys)
+        self._batches.append((until, keys))
+        while len(held) > self.limit and len(self._batches) > 1:
+            self._drop_oldest()
+
+    def expire(self, now: float) -> None:
+        """Forget what has reached its time."""
+        while self._batches and self._batches[0][0] <= now:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        until, keys = self._batches.popleft()
+        held = self.until
+        for key in keys:
+            if held.get(key, until + 1.0) <= until:
+                del held[key]
+
+    def walk(self, backwards: Sequence[int]) -> int:
+        """Return how many blocks of the prompt are held; ``backwards`` holds its keys, last first."""
+        return len(backwards) - bisect_left(backwards, True, key=self.until.__contains__)
+
+
+class Holding:
+    """What one instance holds."""
+
+    def __init__(self, spec: InstanceSpec, predicted_limit: int) -> None:
+        self.spec = spec
+        self.known = not spec.sources
+        self.ranks = [RankBlocks() for _ in range(spec.dp_size)]
+        self.predicted = None if spec.sources else PredictedBlocks(predicted_limit)
+        self.updated_at: float | None = None
+
+    def clear(self) -> None:
+        """Forget every block that events told of."""
+        self.ranks = [RankBlocks() for _ in range(self.spec.dp_size)]
+
+    def hit(self, backwards: Sequence[int], now: float, prompt_tokens: int) -> Hit:
+        """Return the hit of a prompt of ``prompt_tokens`` tokens whose keys are ``backwards``, last first."""
+        if self.predicted is not None:
+            self.predicted.expire(now)
+            held = on_device = self.predicted.walk(backwards)
+        else:
+            held, on_device = max(rank.walk(backwards) for rank in self.ranks)
+        size = self.spec.block_size_tokens
+        most = (prompt_tokens - 1) // size * size if prompt_tokens else 0
+        tokens = min(held * BLOCK_TOKENS // size * size, most)
+        device_tokens = min(on_device * BLOCK_TOKENS // size * size, most)
+        if not self.known:
+            return Hit(None, None, tokens, predicted=False)
+        return Hit(tokens, device_tokens, tokens, predicted=self.predicted is not None)
+
+    def stats(self, now: float) -> InstanceStats:
+        """Return the sizes and the age of what is held."""
+        predicted = self.predicted
+        if predicted is not None:
+            predicted.expire(now)
+        return InstanceStats(
+            model=self.spec.model,
+            known=self.known,
+            predicted=predicted is not None,
+            device_blocks=sum(len(rank.device) for rank in self.ranks) + (len(predicted.until) if predicted else 0),
+            lower_blocks=sum(len(rank.lower) for rank in self.ranks),
+            update_age_s=None if self.updated_at is None else now - self.updated_at,
+        )
+
+
+class Mirror:
+    """Holdings of all instances, by model.
+
+    Times are those of the ``now`` function, in seconds. ``on_change`` is called after a change that came from outside.
+    """
+
+    def __init__(
+        self, now: Callable[[], float], on_change: Callable[[], None], predicted_limit: int = PREDICTED_LIMIT_BLOCKS
+    ) -> None:
+        self._now = now
+        self._on_change = on_change
+        self._predicted_limit = predicted_limit
+        self._holdings: dict[str, Holding] = {}
+        self._by_model: dict[str, dict[str, Holding]] = {}
+
+    def admit(self, spec: InstanceSpec) -> bool:
+        """Track an instance; False when it was tracked already and goes on as it was.
+
+        A spec that differs, or another boot id, starts an empty holding. A boot id learnt late is no restart.
+        """
+        holding = self._holdings.get(spec.id)
+        if holding is not None and spec == replace(holding.spec, boot_id=spec.boot_id):
+            old_boot = holding.spec.boot_id
+            if spec.boot_id is None or old_boot is None or spec.boot_id == old_boot:
+                holding.spec = replace(spec, boot_id=spec.boot_id or old_boot)
+                return False
+        self.remove(spec.id)
+        holding = Holding(spec, self._predicted_limit)
+        self._holdings[spec.id] = holding
+        self._by_model.setdefault(spec.model, {})[spec.id] = holding
+        return True
+
+    def remove(self, instance_id: str) -> None:
+        """Forget an instance; unknown ids are ignored."""
+        holding = self._holdings.pop(instance_id, None)
+        if holding is not None:
+            siblings = self._by_model[holding.spec.model]
+            del siblings[instance_id]
+            if not siblings:
+                del self._by_model[holding.spec.model]
+
+    def get(self, instance_id: str) -> Holding | None:
+        """Return the holding of an instance, or None."""
+        return self._holdings.get(instance_id)
+
+    def __iter__(self) -> Iterator[Holding]:
+        return iter(list(self._holdings.values()))
+
+    def is_predicted(self, instance_id: str) -> bool:
+        """Whether an instance is tracked by routing decisions."""
+        holding = self._holdings.get(instance_id)
+        return holding is not None and holding.predicted is not None
+
+    def predict(self, instance_id: str, keys: Sequence[int], until: float) -> None:
+        """Hold a prompt's ``keys`` for an instance without events until the time ``until``; others are ignored."""
+        holding = self._holdings.get(instance_id)
+        if holding is not None and holding.predicted is not None:
+            holding.predicted.note(keys, until)
+            holding.updated_at = self._now()
+            self._on_change()
+
+    def apply(self, instance_id: str, rank: int, delta: Delta) -> None:
+        """Apply ``delta`` to a rank of an instance that is tracked; others are ignored."""
+        holding = self._holdings.get(instance_id)
+        if holding is not None and rank < len(holding.ranks):
+            holding.ranks[rank].apply(delta)
+            holding.updated_at = self._now()
+            self._on_change()
+
+    def set_known(self, instance_id: str, known: bool) -> None:
+        """Say whether an instance's entries are all that it holds."""
+        holding = self._holdings.get(instance_id)
+        if holding is not None:
+            holding.known = known
+            self._on_change()
+
+    def hits(self, model: str, keys: Sequence[int], prompt_tokens: int) -> dict[str, Hit]:
+        """Return every instance's hit for a prompt of ``prompt_tokens`` tokens whose block keys are ``keys``."""
+        now = self._now()
+        backwards = keys[::-1]
+        holdings = self._by_model.get(model, {})
+        return {instance_id: holding.hit(backwards, now, prompt_tokens) for instance_id, holding in holdings.items()}
+
+    def stats(self) -> dict[str, InstanceStats]:
+        """Return each instance's state."""
+        now = self._now()
+        return {instance_id: holding.stats(now) for instance_id, holding in self._holdings.items()}

@@ -1,0 +1,128 @@
+"""The seam between what engines have cached and the decisions that need to know it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from backends.kv_subscriber import EventSource
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceSpec:
+    """An engine instance (or a region's KV store) whose cache is tracked.
+
+    ``model`` is the base model that requests name; LoRA adapters are told apart by the lookup's ``lora``.
+    ``sources`` empty: it publishes no events, so its contents are predicted from ``note_routed``.
+    ``boot_id`` changes when the engine restarts; None: it does not say.
+    Raises ValueError for a block size or rank count below 1: hits cannot be told without them.
+    """
+
+    id: str
+    model: str
+    block_size_tokens: int
+    sources: tuple[EventSource, ...] = ()
+    dp_size: int = 1
+    boot_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_size_tokens < 1:
+            raise ValueError(f"instance {self.id}: block_size_tokens must be at least 1")
+        if self.dp_size < 1:
+            raise ValueError(f"instance {self.id}: dp_size must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """How much of a prompt one instance has cached, in whole blocks of that instance.
+
+    ``tokens`` None: not known (never to be read as 0); ``at_least_tokens`` then tells what is known to be there.
+    An engine computes at least the last prompt token itself, so ``tokens`` is below the prompt's length.
+    """
+
+    tokens: int | None
+    """Tokens that the instance finds in its own cache, whatever the tier."""
+    device_tokens: int | None
+    """The part of ``tokens`` from the start that is in device memory; the rest is in a slower tier of the instance."""
+    at_least_tokens: int
+    predicted: bool
+    """The figure comes from routing decisions, not from the engine's events."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStats:
+    """State of one instance's entries. Ages are in seconds; None: nothing was seen yet."""
+
+    model: str
+    known: bool
+    predicted: bool
+    device_blocks: int
+    lower_blocks: int
+    update_age_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class IndexStats:
+    """State of the index in this process.
+
+    ``counters`` holds monotonic counts since the start, by name: frames, bad_frames, skipped_events, orphan_blocks,
+    gaps, restarts and the like (see ``gateway.index.counters``). ``redis_up`` None: this index uses no Redis.
+    """
+
+    instances: Mapping[str, InstanceStats]
+    counters: Mapping[str, int]
+    redis_up: bool | None
+
+
+class PrefixIndex(Protocol):
+    """What every instance has cached, by prefix.
+
+    All methods but ``start`` and ``aclose`` are local and never wait; call them on the event loop's thread.
+    Every implementation passes ``tests/conformance/index_suite.py``.
+    """
+
+    async def start(self) -> None:
+        """Begin to follow the instances. Returns at once even when Redis or an engine is away."""
+        ...
+
+    def add_instance(self, spec: InstanceSpec) -> None:
+        """Track an instance, or replace its spec. Idempotent; may be called before ``start``.
+
+        Another ``boot_id`` than before means a restarted engine: its entries are gone at once and events of the
+        earlier process are not taken any more.
+        """
+        ...
+
+    def remove_instance(self, instance_id: str) -> None:
+        """Forget an instance and its entries. Unknown ids are ignored."""
+        ...
+
+    def lookup(
+        self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
+    ) -> dict[str, Hit]:
+        """Return the hit of every instance of ``model``, by instance id; O(tokens) to hash, then O(log tokens) each.
+
+        ``token_ids`` as an ``array("I")`` saves a copy. Raises ValueError for ids outside 0..2^32-1.
+        """
+        ...
+
+    def note_routed(
+        self,
+        instance_id: str,
+        model: str,
+        token_ids: Sequence[int],
+        salt: str | None = None,
+        lora: str | None = None,
+    ) -> None:
+        """Say that ``instance_id`` is about to hold these tokens.
+
+        Makes entries with a time to live for instances without events; ignored for the others and for unknown ids.
+        """
+        ...
+
+    def stats(self) -> IndexStats:
+        """Return what is known and how fresh it is."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop following; leases are given up so that another process takes over at once. Idempotent."""
+        ...
