@@ -1,0 +1,143 @@
+"""Names of a prompt's KV chunks in an LMCache store, computed from token ids alone.
+
+Two dialects, both of LMCache 0.5.6:
+
+``lmcache``     LMCache inside the engine. A chunk is two strings: ``<key>kv_bytes``, and ``<key>metadata``, which is
+                written last and makes the chunk exist.
+``lmcache-mp``  LMCache as a server of its own. A chunk is one string.
+
+Only full chunks have keys. Each chunk's hash covers all tokens before it.
+"""
+
+import hashlib
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from blake3 import blake3
+
+_DTYPE_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16", "float64": "double", "uint8": "uint8"}
+_DTYPE_WIDTHS_BYTES = {1: 2, 2: 2, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 1}
+_METADATA_HEAD = struct.Struct("<2i")
+_METADATA_GROUP = struct.Struct("<5i")
+_PLAIN_FORMATS = frozenset({1, 2, 3})
+_MP_SALT_FORBIDDEN = frozenset("@/\\\0")
+_MP_SALT_LIMIT_CHARS = 128
+_TOKEN_ID_LIMIT = 1 << 32
+
+
+class KeysRefused(ValueError):
+    """The request cannot be spelled in its dialect; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRequest:
+    """Everything that a chunk's key depends on. ``world_size``: tensor-parallel ranks, each with keys of its own."""
+
+    model: str
+    token_ids: Sequence[int]
+    chunk_tokens: int
+    salt: str | None = None
+    dtype: str = "float32"
+    world_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a store spells chunks. ``guard_suffix`` names the string that makes a chunk exist, where there is one."""
+
+    name: str
+    spell: Callable[[KeyRequest], Iterator[str]]
+    value_suffix: str = ""
+    guard_suffix: str | None = None
+
+    def chunk_keys(self, request: KeyRequest) -> list[str]:
+        """Keys of the prompt's full chunks, in the prompt's order. Raises KeysRefused."""
+        _check(request)
+        return list(self.spell(request))
+
+    def value_key(self, key: str) -> bytes:
+        """Store key of the chunk's KV bytes."""
+        return (key + self.value_suffix).encode()
+
+    def guard_key(self, key: str) -> bytes | None:
+        """Store key of the string that makes the chunk exist; None where the value itself does."""
+        return None if self.guard_suffix is None else (key + self.guard_suffix).encode()
+
+
+def guarded_size_bytes(metadata: bytes) -> int:
+    """Size of the KV bytes that LMCache's ``metadata`` string announces. Raises ValueError when it contradicts itself.
+
+    Layout, in native ints: size, memory format, then for each group its dtype and four dimensions, padded with zeros.
+    """
+    body = len(metadata) - _METADATA_HEAD.size
+    if body < _METADATA_GROUP.size or body % _METADATA_GROUP.size:
+        raise ValueError(f"chunk metadata has {len(metadata)} bytes")
+    size, memory_format = _METADATA_HEAD.unpack_from(metadata)
+    if size <= 0:
+        raise ValueError(f"chunk metadata announces {size} bytes")
+    if memory_format in _PLAIN_FORMATS:
+        groups = _METADATA_GROUP.iter_unpack(metadata[_METADATA_HEAD.size :])
+        shaped = sum(_DTYPE_WIDTHS_BYTES.get(dtype, 0) * math.prod(filter(None, shape)) for dtype, *shape in groups)
+        if shaped != size:
+            raise ValueError(f"chunk metadata announces {size} bytes for a tensor of {shaped}")
+    return int(size)
+
+
+def _check(request: KeyRequest) -> None:
+    if request.chunk_tokens < 1:
+        raise KeysRefused("chunk_tokens must be at least 1")
+    if not 1 <= request.world_size <= 255:
+        raise KeysRefused("world_size must be from 1 to 255")
+    if not request.model or "@" in request.model:
+        raise KeysRefused("model must be non-empty and hold no '@'")
+    if request.token_ids and not (0 <= min(request.token_ids) and max(request.token_ids) < _TOKEN_ID_LIMIT):
+        raise KeysRefused("token_ids must be unsigned 32-bit integers")
+
+
+def _full_chunks(request: KeyRequest) -> Iterator[tuple[int, ...]]:
+    step = request.chunk_tokens
+    for start in range(0, len(request.token_ids) - step + 1, step):
+        yield tuple(request.token_ids[start : start + step])
+
+
+def _spell_in_process(request: KeyRequest) -> Iterator[str]:
+    """CPython's own tuple hash, chained: ints and tuples of them hash alike in every 64-bit process."""
+    dtype = _DTYPE_NAMES.get(request.dtype)
+    if dtype is None:
+        raise KeysRefused(f"dtype must be one of {', '.join(_DTYPE_NAMES)}")
+    tag = f"@salt%{hashlib.sha256(request.salt.encode()).hexdigest()[:32]}" if request.salt else ""
+    chained = 0
+    for chunk in _full_chunks(request):
+        chained = hash((chained, chunk, ()))
+        for rank in range(request.world_size):
+            yield f"{request.model}@{request.world_size}@{rank}@{chained:x}@{dtype}{tag}"
+
+
+def _spell_server(request: KeyRequest) -> Iterator[str]:
+    """BLAKE3 over the previous digest and the chunk as big-endian 32-bit ints; one node holds all ranks."""
+    salt = request.salt or ""
+    if len(salt) > _MP_SALT_LIMIT_CHARS or _MP_SALT_FORBIDDEN.intersection(salt):
+        raise KeysRefused(f"salt must have at most {_MP_SALT_LIMIT_CHARS} characters, none of them @ / \\ or NUL")
+    tag = f"@{salt}" if salt else ""
+    world = request.world_size
+    packed = struct.Struct(f">{request.chunk_tokens}I")
+    chained = blake3(bytes(8) + bytes(4)).digest()
+    for chunk in _full_chunks(request):
+        chained = blake3(chained + packed.pack(*chunk)).digest()
+        for rank in range(world):
+            kv_rank = world << 24 | rank << 16 | world << 8 | rank
+            yield f"{request.model}@{kv_rank:08x}@0@{chained.hex()}{tag}"
+
+
+DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+    {
+        dialect.name: dialect
+        for dialect in (
+            Dialect("lmcache", _spell_in_process, value_suffix="kv_bytes", guard_suffix="metadata"),
+            Dialect("lmcache-mp", _spell_server),
+        )
+    }
+)
