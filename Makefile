@@ -1,0 +1,38 @@
+# Everything runs from a virtual environment that `install` makes; the second run of any target finds it ready.
+PYTHON ?= python3
+BIN := .venv/bin
+FAST := -m "not slow" -p no:cacheprovider
+COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.sse --cov-branch --cov-report=term-missing
+
+.PHONY: install demo test check fast slow bench clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[engine,dev]'
+	touch $@
+
+demo: install
+	$(BIN)/pdd demo
+
+test: check fast slow
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+fast: install
+	$(BIN)/pytest $(FAST) $(COVERED)
+
+slow: install
+	$(BIN)/pytest -m slow
+
+bench: install
+	$(BIN)/python -m tests.bench
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis

@@ -1,0 +1,50 @@
+"""A prefix index that knows what the test tells it."""
+
+from collections.abc import Sequence
+
+from gateway.index.types import Hit, IndexStats, InstanceSpec
+
+
+class KnownIndex:
+    """Implements ``PrefixIndex``. ``hits``: cached tokens by instance id, absent: unknown."""
+
+    def __init__(self, hits: dict[str, int] | None = None) -> None:
+        self.hits = hits or {}
+        self.routed: list[tuple[str, int]] = []
+
+    async def start(self) -> None:
+        """Nothing to follow."""
+
+    def add_instance(self, spec: InstanceSpec) -> None:
+        """Nothing to track."""
+
+    def remove_instance(self, instance_id: str) -> None:
+        """Forget an instance's hits."""
+        self.hits.pop(instance_id, None)
+
+    def lookup(
+        self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
+    ) -> dict[str, Hit]:
+        """Say what the test has set."""
+        return {
+            id_: Hit(tokens=tokens, device_tokens=tokens, at_least_tokens=tokens, predicted=False)
+            for id_, tokens in self.hits.items()
+        }
+
+    def note_routed(
+        self,
+        instance_id: str,
+        model: str,
+        token_ids: Sequence[int],
+        salt: str | None = None,
+        lora: str | None = None,
+    ) -> None:
+        """Remember it for the test."""
+        self.routed.append((instance_id, len(token_ids)))
+
+    def stats(self) -> IndexStats:
+        """Nothing to count."""
+        return IndexStats(instances={}, counters={}, redis_up=None)
+
+    async def aclose(self) -> None:
+        """Nothing to stop."""

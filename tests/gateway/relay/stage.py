@@ -1,0 +1,164 @@
+"""A relay service over fake engines on real sockets and a fake KV path: two of each role."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from backends.bridge.wire import LinkState
+from backends.vllm import VllmEngine
+from gateway.control.health import HealthWatch
+from gateway.control.learning import Learning
+from gateway.control.links import Link, Links
+from gateway.control.pools import Instance, InstanceSpec, Pools
+from gateway.control.rulebook import RuleBook
+from gateway.relay.align import Aligner
+from gateway.relay.answer import RelayAnswer
+from gateway.relay.service import ModelFacts, RelayService
+from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, Tokens
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timelines
+from policies.rules import Rules, parse_rules
+from policies.types import Role
+from tests.fakes.engine import FakeEngine
+from tests.fakes.index import KnownIndex
+from tests.fakes.kv_path import FakeKvPath
+from tests.fakes.script import continuation
+
+PROMPT = list(range(100, 300))
+MODEL = "demo"
+
+QUICK: dict[str, Any] = {"transfer_retry_backoff_s": 0.01, "transfer_retry_backoff_max_s": 0.05}
+
+
+class LinkedPath(FakeKvPath):
+    """A fake KV path with a link to measure."""
+
+    link_state = LinkState(rate_bytes_per_s=1e6, queued_bytes=0, rtt_s=0.03, up=True, wan_bytes_total=0)
+
+    async def link(self) -> LinkState:
+        """Say that the link is slow enough for a relay."""
+        return self.link_state
+
+
+@dataclass(slots=True)
+class Stage:
+    """Everything a test looks at."""
+
+    service: RelayService
+    engines: dict[str, FakeEngine]
+    path: LinkedPath
+    aligner: Aligner
+    index: KnownIndex
+    pools: Pools
+    _numbers: list[int] = field(default_factory=lambda: [0])
+
+    def ask(self, **changes: Any) -> RelayAnswer:
+        """Start an answer to PROMPT."""
+        self._numbers[0] += 1
+        fields: dict[str, Any] = {"max_tokens": 40, "eos_token_ids": frozenset({2})}
+        request = GenerationRequest(f"r{self._numbers[0]}", MODEL, PROMPT, **(fields | changes))
+        return self.service.generate(request)
+
+    async def quiet(self) -> None:
+        """Wait until no engine and no transfer is busy."""
+        await self.aligner.drained()
+        await asyncio.gather(*(engine.idle() for engine in self.engines.values()), self.path.idle())
+
+
+@asynccontextmanager
+async def open_stage(
+    rules: dict[str, Any] | None = None,
+    *,
+    ids: tuple[str, ...] = ("p1", "p2", "rld1", "rld2", "md1", "md2"),
+    hits: dict[str, int] | None = None,
+    path: LinkedPath | None = None,
+) -> AsyncIterator[Stage]:
+    """Run the fakes and a service over them. The rules make every request a relay unless told otherwise."""
+    asked = {"direct_wan_bound_s": 0, "relay": QUICK} | (rules or {})
+    path = path or LinkedPath()
+    async with AsyncExitStack() as stack:
+        engines = {id_: await stack.enter_async_context(FakeEngine(id_)) for id_ in ids}
+        loop = asyncio.get_running_loop()
+        instances = [_instance(id_, engine) for id_, engine in engines.items()]
+        for instance in instances:
+            stack.push_async_callback(instance.engine.aclose)
+        watch = HealthWatch(instances, 60.0, lambda _: None)
+        await watch.start()
+        stack.push_async_callback(watch.aclose)
+        links = Links({("a", "b"): Link("a", "b", path, "lmcache", 16, 1e6)}, 60.0)
+        await links.start()
+        stack.push_async_callback(links.aclose)
+        aligner = Aligner()
+        stack.push_async_callback(aligner.aclose)
+        index = KnownIndex(dict.fromkeys(ids, 0) if hits is None else hits)
+        pools = Pools(instances, loop.time)
+        service = RelayService(
+            models={MODEL: ModelFacts(kv_bytes_per_token=4096, context_tokens=8192, cache_effective=True)},
+            pools=pools,
+            links=links,
+            index=index,
+            rulebook=RuleBook(parse_rules(asked)),
+            learning=Learning(loop.time),
+            aligner=aligner,
+            timelines=Timelines(loop.time),
+            metrics=Metrics(),
+            rng=random.Random(1),
+        )
+        yield Stage(service, engines, path, aligner, index, pools)
+
+
+def _instance(id_: str, engine: FakeEngine) -> Instance:
+    role = Role[id_.rstrip("0123456789").upper()]
+    spec = InstanceSpec(id_, role, MODEL, "b" if role is Role.MD else "a", engine.url, max_running=8)
+    return Instance(spec, VllmEngine(id_, engine.url))
+
+
+async def read(answer: RelayAnswer, each: Callable[[AnswerEvent], None] = lambda _: None) -> list[AnswerEvent]:
+    """Read an answer to its end."""
+    events = []
+    try:
+        async for event in answer:
+            each(event)
+            events.append(event)
+    finally:
+        await answer.aclose()
+    return events
+
+
+def ids_of(events: list[AnswerEvent]) -> list[int]:
+    """All ids, after checking that the positions fit."""
+    ids: list[int] = []
+    for event in events:
+        if isinstance(event, Tokens):
+            assert event.position == len(ids)
+            ids += event.ids
+    return ids
+
+
+def roles_of(events: list[AnswerEvent]) -> list[str]:
+    """Roles in the order in which they spoke."""
+    roles: list[str] = []
+    for event in events:
+        if isinstance(event, Tokens) and roles[-1:] != [event.role]:
+            roles.append(event.role)
+    return roles
+
+
+def finish_of(events: list[AnswerEvent]) -> Finish:
+    """The one Finish, which is last."""
+    finishes = [event for event in events if isinstance(event, Finish)]
+    assert len(finishes) == 1 and events[-1] is finishes[0]
+    return finishes[0]
+
+
+def unsplit(tokens: int = 40) -> list[int]:
+    """What one engine would say."""
+    return continuation(PROMPT, tokens)
+
+
+def rules_of(stage: Stage) -> Rules:
+    """The rules in force."""
+    return stage.service.rulebook.of("default")
