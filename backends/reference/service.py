@@ -1,0 +1,185 @@
+"""Puts an engine process together and runs it."""
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import transformers
+import uvicorn
+import uvloop
+
+from backends.reference.blocks import BlockPool
+from backends.reference.core import Engine
+from backends.reference.events import EventPublisher, EventSettings
+from backends.reference.kv_store import KvStore
+from backends.reference.metrics import Metrics
+from backends.reference.model import ModelRunner, ModelShape, UnsupportedModel, read_shape
+from backends.reference.sampler import Sampler
+from backends.reference.scheduler import Limits, Scheduler, Work
+from backends.reference.sequence import Params
+from backends.reference.sequence import Sequence as TokenSequence
+from backends.reference.server import Served, Server
+from backends.reference.settings import EngineSettings
+from backends.reference.stepper import Stepper
+from backends.reference.text import Text
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+STOP_TIMEOUT_S = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large the pool and the context are."""
+
+    blocks: int
+    context_tokens: int
+
+
+def choose_size(settings: EngineSettings, shape: ModelShape) -> Size:
+    """Blocks that fit the memory bound, and the context they allow. Raises ValueError."""
+    tokens = settings.kv_cache_mib * (1 << 20) // shape.kv_bytes_per_token
+    blocks = tokens // settings.block_size_tokens
+    room = blocks * settings.block_size_tokens
+    context = min(settings.max_model_len or shape.context_tokens, shape.context_tokens)
+    if settings.max_model_len is not None and settings.max_model_len > min(room, shape.context_tokens):
+        raise ValueError(
+            f"--max-model-len {settings.max_model_len}: the model allows {shape.context_tokens} tokens, "
+            f"--kv-cache-mib {settings.kv_cache_mib} holds {room}"
+        )
+    if min(context, room) < 2:
+        raise ValueError(f"--kv-cache-mib {settings.kv_cache_mib} is too small for this model")
+    return Size(blocks, min(context, room))
+
+
+def serve(settings: EngineSettings) -> int:
+    """Run until SIGTERM or SIGINT; the exit status."""
+    if settings.die_with_parent:
+        _die_with_parent()
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(settings.threads)
+    try:
+        listener = _listen(settings.host, settings.port)
+        shape = read_shape(settings.model, settings.dtype)
+        size = choose_size(settings, shape)
+        runner = ModelRunner(settings.model, shape, size.blocks, settings.block_size_tokens)
+    except (OSError, ValueError, UnsupportedModel) as error:
+        print(f"pdd engine: {error}", file=sys.stderr)  # noqa: T201 (a command's message)
+        return 2
+    store = None
+    if settings.kv_store is not None:
+        store = KvStore(
+            runner,
+            settings.kv_store,
+            settings.served_model_name,
+            instance_id=f"pdd-{os.getpid()}",
+            chunk_tokens=settings.kv_chunk_tokens,
+            timeout_s=settings.kv_timeout_s,
+        )
+    stepper = Stepper(runner, Sampler())
+    _warm_up(stepper, settings.block_size_tokens)
+    # What lives now lives for good: the collector need not look at it again during a decode step.
+    gc.collect()
+    gc.freeze()
+    status = uvloop.run(_serve(settings, shape, size, stepper, store, listener))
+    sys.stdout.flush()
+    # Threads of LMCache may be stuck in a dead store; nothing that they still do matters.
+    os._exit(status)
+
+
+async def _serve(
+    settings: EngineSettings,
+    shape: ModelShape,
+    size: Size,
+    stepper: Stepper,
+    store: KvStore | None,
+    listener: socket.socket,
+) -> int:
+    pool = BlockPool(size.blocks, settings.block_size_tokens)
+    limits = Limits(
+        step_tokens=settings.step_tokens,
+        running_sequences=settings.max_sequences,
+        store_chunk_tokens=settings.kv_chunk_tokens if store is not None else 0,
+        min_fetch_tokens=settings.kv_min_fetch_tokens,
+    )
+    metrics = Metrics(
+        settings.served_model_name,
+        blocks=size.blocks,
+        block_size_tokens=settings.block_size_tokens,
+        dtype=settings.dtype,
+    )
+    publisher = EventPublisher(
+        EventSettings(settings.kv_events_host, settings.kv_events_port, settings.kv_events_replay_port),
+        settings.block_size_tokens,
+    )
+    engine = Engine(
+        stepper,
+        pool,
+        Scheduler(pool, limits),
+        role=settings.role,
+        context_tokens=size.context_tokens,
+        metrics=metrics,
+        publisher=publisher,
+        store=store,
+    )
+    served = Served(
+        settings.served_model_name,
+        size.context_tokens,
+        shape.vocab_tokens,
+        shape.eos_token_ids,
+        int(time.time()),
+        stored_timeout_s=10 * settings.kv_timeout_s,
+        event_source=publisher.source,
+    )
+    host, port = listener.getsockname()[:2]
+
+    def announce() -> None:
+        publisher.start()
+        print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 (parents read it)
+
+    app = Server(engine, Text(settings.model), metrics, served).app(announce)
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_TIMEOUT_S, loop="none"
+    )
+    await uvicorn.Server(config).serve(sockets=[listener])
+    await publisher.aclose()
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+    except OSError as error:
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    listener.listen(1024)
+    return listener
+
+
+def _warm_up(stepper: Stepper, block_size_tokens: int) -> None:
+    """The first step of a process pays for lazy set-up; the first request should not."""
+    sequence = TokenSequence("warm-up", [0] * 2, Params(max_tokens=1), block_size_tokens, blocks=[0])
+    works: Sequence[Work] = [Work(sequence, 0, 2, samples=True), Work(sequence, 1, 1, samples=True)]
+    for work in works:
+        stepper.step([work])
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGTERM when the parent ends; elsewhere nothing happens."""
+    if sys.platform.startswith("linux"):
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent or parent == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
