@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -83,83 +84,89 @@ def placed(decision: Decision, role: Role) -> Placement:
     return next(placement for placement in decision.scores if placement.role is role)
 
 
-HITS = st.one_of(st.none(), st.builds(Hit, st.integers(0, 300_000), st.integers(0, 300_000), st.booleans()))
+QUIRKS: list[dict[str, Any]] = [
+    *({} for _ in range(12)),
+    {"healthy": False},
+    {"draining": True},
+    {"kv_usage": 0.99},
+    {"max_model_len": 4096},
+    {"fingerprint": "v2"},
+    {"streams_ids": False},
+    {"running": 256},
+    {"waiting": 40, "running": 230},
+    {"model": "other"},
+    {"region": "c"},
+    {"region": "a"},
+    {"itl_s": 0.5},
+]
+"""What may be odd about an instance; half of them have nothing."""
 
-INSTANCES = st.lists(
-    st.builds(
-        InstanceView,
-        id=st.integers(0, 10**9).map(lambda number: f"i{number}"),
-        role=st.sampled_from(Role),
-        model=st.sampled_from([MODEL, MODEL, MODEL, "other"]),
-        region=st.sampled_from("abc"),
-        healthy=st.sampled_from([True, True, True, False]),
-        draining=st.sampled_from([False, False, False, True]),
-        running=st.integers(0, 300),
-        waiting=st.integers(0, 20),
-        kv_usage=st.floats(0, 1),
-        max_running=st.integers(1, 256),
-        max_model_len=st.sampled_from([None, None, 4096, 262_144]),
-        fingerprint=st.sampled_from(["", "", "v2"]),
-        itl_s=st.sampled_from([None, 0.001, 0.05]),
-        streams_ids=st.sampled_from([True, True, True, False]),
-    ),
-    max_size=12,
-    unique_by=lambda view: view.id,
-).map(tuple)
+HITS = st.one_of(
+    st.none(), st.just(Hit(0)), st.builds(Hit, st.integers(0, 300_000), st.integers(0, 300_000), st.booleans())
+)
 
-LINKS = st.lists(
-    st.builds(
-        LinkView,
-        source=st.sampled_from("abc"),
-        dest=st.sampled_from("abc"),
-        rate_bytes_per_s=st.floats(1e3, 1e10),
-        queued_bytes=st.integers(0, 10**10),
-        rtt_s=st.floats(0, 0.5),
-        up=st.sampled_from([True, True, True, False]),
-    ),
-    max_size=6,
-).map(lambda links: {(one.source, one.dest): one for one in links})
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[InstanceView, ...]:
+    """Draw up to three instances of each role, most of them in order."""
+    return tuple(
+        replace(instance(f"{role.value.lower()}{number}", role, running=10 * number), **draw(st.sampled_from(QUIRKS)))
+        for role in Role
+        for number in range(draw(st.sampled_from([1, 1, 1, 2, 3, 0])))
+    )
+
+
+LINKS = st.builds(
+    lambda rates, queued, cut: {
+        (source, dest): link(source, dest, rate_bytes_per_s=rate, queued_bytes=queued, up=(source, dest) != cut)
+        for (source, dest), rate in zip([("a", "b"), ("c", "b"), ("a", "c")], rates, strict=True)
+        if rate
+    },
+    st.tuples(*[st.sampled_from([1e8, 1e8, 1e6, 1e10, 0.0])] * 3),
+    st.integers(0, 10**10),
+    st.sampled_from([None, None, None, ("a", "b"), ("a", "c")]),
+)
 
 SNAPSHOTS = st.builds(
     Snapshot,
-    instances=INSTANCES,
+    instances=fleets(),
     links=LINKS,
-    kv_bytes_per_token=st.integers(1, 10**6),
-    kv_chunk_tokens=st.sampled_from([1, 16, 256]),
-    prefix_cache_effective=st.sampled_from([True, True, True, False]),
-    alignment=st.builds(Alignment, st.just(1000.0), st.floats(0, 1000), st.floats(0, 1000)),
-    singular=st.builds(SingularUse, st.floats(0, 10), st.floats(0, 1000)),
-    now_s=st.floats(0, 1e6),
+    kv_bytes_per_token=st.sampled_from([50_000, 50_000, 1, 10**6]),
+    kv_chunk_tokens=st.sampled_from([256, 16, 1]),
+    prefix_cache_effective=st.sampled_from([True] * 9 + [False]),
+    alignment=st.sampled_from([Alignment(), Alignment(), Alignment(1000.0, 900.0, 100.0)]),
+    singular=st.builds(SingularUse, st.sampled_from([0.0, 0.0, 4.0]), st.sampled_from([100.0, 1000.0, 0.0])),
+    now_s=st.floats(0, 1000),
 )
 
 RULES = st.builds(
-    lambda pipelines, bound, classic, enabled, uncached, hit: rules(
-        pipelines=pipelines,
-        direct_wan_bound_s=bound,
-        direct_classic=classic,
-        singular={"enabled": enabled, "min_uncached_tokens": uncached, "max_hit": hit},
+    lambda pipelines, bound, classic, singular: rules(
+        pipelines=pipelines, direct_wan_bound_s=bound, direct_classic=classic, singular=singular
     ),
-    st.sampled_from([["direct"], ["relay"], ["direct", "relay"]]),
-    st.floats(0, 10),
+    st.sampled_from([["direct", "relay"], ["direct", "relay"], ["relay"], ["direct"]]),
+    st.sampled_from([0.5, 0.0, 10.0]),
     st.booleans(),
-    st.booleans(),
-    st.integers(1, 50_000),
-    st.floats(0, 1),
+    st.sampled_from(
+        [{}, {"enabled": False}, {"min_uncached_tokens": 1, "max_hit": 1.0}, {"min_uncached_tokens": 10_000}]
+    ),
 )
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Facts, Snapshot, Rules, random.Random]:
-    """Draw any request in any state of the fleet under any rules."""
+    """Draw a request in any state of the fleet under any rules; half of the fleets are well."""
     seen = draw(SNAPSHOTS)
-    hits = {view.id: draw(HITS) for view in seen.instances if draw(st.booleans())}
+    if draw(st.booleans()):
+        twins = tuple(replace(view, id=view.id + "x", running=9) for view in TRIO)
+        seen = replace(seen, instances=TRIO + twins, links={("a", "b"): link()}, prefix_cache_effective=True)
+    hits = {view.id: draw(HITS) for view in seen.instances}
     request = Facts(
         model=MODEL,
-        prompt_tokens=draw(st.integers(1, 300_000)),
+        prompt_tokens=draw(st.one_of(st.integers(30_000, 300_000), st.integers(1, 300_000))),
         hits=hits,
-        max_output_tokens=draw(st.one_of(st.none(), st.integers(1, 5000))),
-        predicted_output_tokens=draw(st.one_of(st.none(), st.integers(1, 5000))),
-        unsplittable=draw(st.sampled_from([None, None, None, "seeded_sampling", "single_token", "multimodal"])),
+        max_output_tokens=draw(st.sampled_from([64, None, 600])),
+        predicted_output_tokens=draw(st.sampled_from([None, 100, 3000])),
+        unsplittable=draw(st.sampled_from([None] * 12 + ["seeded_sampling", "single_token", "multimodal"])),
         session=draw(st.sampled_from([None, "s"])),
         slo=draw(st.sampled_from([None, Slo(), Slo(gap_s=0.1)])),
     )

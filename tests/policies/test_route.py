@@ -277,7 +277,7 @@ def pairs(plan: Any, seen: Snapshot) -> list[Any]:
     return [by_id[name] for name in (plan.prefill, plan.relay, plan.main) if name is not None]
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(case=cases())
 def test_any_plan_is_sound(case: tuple[Facts, Snapshot, Rules, random.Random]) -> None:
     """Whatever the state, a plan ends at MD or is a singular one with every condition met, on fitting instances."""
@@ -306,7 +306,7 @@ def test_any_plan_is_sound(case: tuple[Facts, Snapshot, Rules, random.Random]) -
         assert request.unsplittable is None
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(case=cases())
 def test_unknown_hits_never_count_as_low(case: tuple[Facts, Snapshot, Rules, random.Random]) -> None:
     """With no hit known, nothing is singular, and RLD is used only where the rules force it or no MD can be fed."""
@@ -321,7 +321,7 @@ def test_unknown_hits_never_count_as_low(case: tuple[Facts, Snapshot, Rules, ran
         assert plan.reason in {"relay_only", "link_down", "main_down"}
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(case=cases())
 def test_an_overloaded_relay_never_means_singular(case: tuple[Facts, Snapshot, Rules, random.Random]) -> None:
     """With every RLD overloaded no plan uses one."""
