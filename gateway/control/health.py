@@ -14,17 +14,17 @@ PROBE_TIMEOUT_S = 5.0
 
 
 class HealthWatch:
-    """One task per instance. ``on_restart`` is told when an instance comes back as another process."""
+    """One task per instance. ``on_known`` is told whenever an engine process has said what it is."""
 
     def __init__(
         self,
         instances: list[Instance],
         interval_s: float,
-        on_restart: Callable[[Instance], None],
+        on_known: Callable[[Instance], None],
     ) -> None:
         self._instances = instances
         self._interval_s = interval_s
-        self._on_restart = on_restart
+        self._on_known = on_known
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -56,10 +56,8 @@ class HealthWatch:
         if instance.spec.model not in found.models:
             instance.last_error = f"serves {', '.join(found.models) or 'nothing'}, not {instance.spec.model}"
             return
-        known = instance.capabilities
-        if known is not None and known.boot_id != found.boot_id:
-            self._on_restart(instance)
         instance.capabilities = found
+        self._on_known(instance)
         instance.reachable = True
         instance.failures = 0
         instance.quarantined_until_s = 0.0

@@ -111,15 +111,3 @@ class Pools:
         if instance.failures >= FAILURES_TO_QUARANTINE:
             wait_s = QUARANTINE_FIRST_S * 2 ** (instance.failures - FAILURES_TO_QUARANTINE)
             instance.quarantined_until_s = self.clock() + min(wait_s, QUARANTINE_MOST_S)
-
-    def missing_roles(self) -> dict[str, list[str]]:
-        """For each model, the instances that cannot take legs, with why: what ``/ready`` says."""
-        now_s = self.clock()
-        missing: dict[str, list[str]] = {}
-        for instance in self.instances:
-            if not instance.usable(now_s):
-                why = "draining" if instance.draining else instance.last_error
-                missing.setdefault(instance.spec.model, []).append(
-                    f"{instance.spec.role} {instance.spec.id} at {instance.spec.url}: {why}"
-                )
-        return missing

@@ -81,7 +81,7 @@ class RelayService:
         hits: dict[str, Hit | None] = {}
         for instance in self.pools.of_model(request.model):
             hit = found.get(instance.spec.id)
-            store = found.get(store_id(instance.spec.region))
+            store = found.get(store_id(instance.spec.region, request.model))
             if hit is not None and hit.tokens is not None:
                 hits[instance.spec.id] = Hit(hit.tokens, store.at_least_tokens if store else 0, hit.predicted)
         expected = self.learning.expected_output(
@@ -188,7 +188,9 @@ class RelayService:
 
     def _note_moved(self, request: GenerationRequest, link: Link | None) -> None:
         if link is not None:
-            self.index.note_routed(store_id(link.dest), request.model, request.prompt, request.cache_salt)
+            self.index.note_routed(
+                store_id(link.dest, request.model), request.model, request.prompt, request.cache_salt
+            )
 
 
 def _route(plan: Plan) -> Route:
@@ -203,9 +205,9 @@ def _route(plan: Plan) -> Route:
             return "passthrough"
 
 
-def store_id(region: str) -> str:
-    """Name of a region's KV store in the index."""
-    return f"store:{region}"
+def store_id(region: str, model: str) -> str:
+    """Name under which the index knows a model's part of a region's KV store."""
+    return f"store:{region}:{model}"
 
 
 def _patience_s(decision: Decision, rules: Rules) -> float:

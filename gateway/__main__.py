@@ -1,0 +1,35 @@
+"""``pdd``: finds the command and loads only what it needs, so that ``pdd serve`` never sees torch."""
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "serve": ("gateway.cli.serve", "run the gateway"),
+    "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
+    "bridge": ("backends.bridge.command", "run the KV bridge of a receiving region"),
+    "engine": ("backends.reference.command", "run the reference engine"),
+    "wan": ("backends.wan.command", "run a shaped link between two regions"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] not in COMMANDS:
+        parser = argparse.ArgumentParser(prog="pdd", formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.description = "\n".join(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())
+        parser.add_argument("command", choices=list(COMMANDS), help="`pdd COMMAND --help` tells its options")
+        parser.parse_args(argv[:1])
+        return 2
+    name = argv[0]
+    module_name, text = COMMANDS[name]
+    command: Any = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(prog=f"pdd {name}", description=text)
+    command.add_arguments(parser)
+    return int(command.run(parser.parse_args(argv[1:])))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""Composition root: builds everything from the settings, starts it, and ends it in reverse."""
+
+import asyncio
+import logging
+import os
+import random
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp
+
+from backends.bridge.client import BridgePath
+from backends.kv_subscriber import EventSource
+from backends.vllm import VllmEngine
+from gateway.api.app import ApiState, build_app
+from gateway.api.endpoint import Limits
+from gateway.control.health import HealthWatch
+from gateway.control.learning import Learning
+from gateway.control.links import Link, Links
+from gateway.control.pools import Instance, InstanceSpec, Pools
+from gateway.control.rulebook import RuleBook
+from gateway.index.memory import MemoryIndex
+from gateway.index.types import InstanceSpec as CacheSpec
+from gateway.index.types import PrefixIndex
+from gateway.relay.align import Aligner
+from gateway.relay.service import ModelFacts, RelayService, store_id
+from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timelines
+from gateway.text.model import ModelDirectoryError, ServedModel, load_model
+from policies.types import Role
+
+log = logging.getLogger(__name__)
+
+ASSUMED_BLOCK_TOKENS = 16
+"""Block size of an engine that does not tell its own."""
+
+
+class Gateway:
+    """``async with Gateway(settings) as gateway:`` serves ``gateway.app`` until the block ends. Raises BadSettings."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._served = _load_models(settings)
+        self._stack = AsyncExitStack()
+        loop = asyncio.get_running_loop()
+        self.metrics = Metrics()
+        self.rulebook = RuleBook(settings.rules)
+        self.aligner = Aligner()
+        self.timelines = Timelines(loop.time)
+        self.pools = Pools([_build_instance(engine) for engine in settings.engines], loop.time)
+        self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
+        self.index: PrefixIndex = MemoryIndex()
+        self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
+        self.service = RelayService(
+            models=_model_facts(settings, self._served),
+            pools=self.pools,
+            links=self.links,
+            index=self.index,
+            rulebook=self.rulebook,
+            learning=Learning(loop.time),
+            aligner=self.aligner,
+            timelines=self.timelines,
+            metrics=self.metrics,
+            rng=random.Random(),
+        )
+        self.app: ASGIApp = self._build_app()
+
+    async def __aenter__(self) -> Self:
+        stack = self._stack
+        for served in self._served.values():
+            stack.callback(served.close)
+        for instance in self.pools.instances:
+            stack.push_async_callback(instance.engine.aclose)
+        await self.index.start()
+        stack.push_async_callback(self.index.aclose)
+        stack.push_async_callback(self.aligner.aclose)
+        await self.links.start()
+        stack.push_async_callback(self.links.aclose)
+        await self._watch.start()
+        stack.push_async_callback(self._watch.aclose)
+        self._track_stores()
+        for line in self.find_missing():
+            log.warning("not ready: %s", line)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._stack.aclose()
+
+    def find_missing(self) -> list[str]:
+        """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
+        now_s = self.pools.clock()
+        missing = []
+        for model in self._served:
+            for role in (Role.P, Role.MD):
+                filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
+                if not any(instance.usable(now_s) for instance in filled):
+                    missing += [_describe(instance) for instance in filled] or [
+                        f"{model}: no {role} instance is configured"
+                    ]
+        return missing
+
+    def _build_app(self) -> ASGIApp:
+        state = ApiState(
+            models=self._served,
+            generator=self.service,
+            created=int(time.time()),
+            identify=_identify,
+            find_missing=self.find_missing,
+            find_timeline=self._find_timeline,
+            render_metrics=self._render_metrics,
+            limits=Limits(
+                body_bytes=self._settings.limits.max_body_bytes,
+                write_timeout_s=self._settings.limits.write_timeout_s,
+            ),
+        )
+        return build_app(state)
+
+    def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
+        timeline = self.timelines.get(request_id)
+        return timeline.as_dict() if timeline else None
+
+    def _render_metrics(self) -> tuple[bytes, str]:
+        now_s = self.pools.clock()
+        for instance in self.pools.instances:
+            labels = (instance.spec.id, instance.spec.role.value)
+            self.metrics.instance_up.labels(*labels).set(instance.usable(now_s))
+            self.metrics.instance_legs.labels(*labels).set(instance.in_flight)
+        self.metrics.aligning.set(self.aligner.running)
+        return self.metrics.exposition(), CONTENT_TYPE_LATEST
+
+    def _on_known(self, instance: Instance) -> None:
+        """An engine process has told what it is: follow its cache."""
+        settings = next(engine for engine in self._settings.engines if engine.id == instance.spec.id)
+        found = instance.capabilities
+        sources = (EventSource(settings.kv_events, settings.kv_replay),) if settings.kv_events else ()
+        self.index.add_instance(
+            CacheSpec(
+                id=instance.spec.id,
+                model=instance.spec.model,
+                block_size_tokens=(found.block_size_tokens if found else None) or ASSUMED_BLOCK_TOKENS,
+                sources=sources,
+                boot_id=found.boot_id if found else None,
+            )
+        )
+
+    def _track_stores(self) -> None:
+        for link in self._settings.links:
+            for model in self._served:
+                self.index.add_instance(CacheSpec(store_id(link.dest, model), model, link.chunk_tokens))
+
+
+def _load_models(settings: Settings) -> dict[str, ServedModel]:
+    served = {}
+    for number, model in enumerate(settings.models):
+        try:
+            served[model.name] = load_model(model.name, Path(model.path))
+        except ModelDirectoryError as error:
+            raise BadSettings(f"models[{number}].path: {error}") from None
+    return served
+
+
+def _model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
+    return {
+        model.name: ModelFacts(model.kv_bytes_per_token, served[model.name].context_tokens, model.cache_effective)
+        for model in settings.models
+    }
+
+
+def _build_instance(engine: EngineSettings) -> Instance:
+    key = None
+    if engine.api_key_env is not None:
+        key = os.environ.get(engine.api_key_env)
+        if not key:
+            raise BadSettings(f"engines[{engine.id}].api_key_env: {engine.api_key_env} is not set")
+    spec = InstanceSpec(engine.id, Role(engine.role), engine.model, engine.region, engine.url, engine.max_running)
+    return Instance(spec, VllmEngine(engine.id, engine.url, api_key=key))
+
+
+def _build_link(link: LinkSettings) -> Link:
+    path = BridgePath(link.bridge, dtype=link.dtype)
+    return Link(link.source, link.dest, path, link.dialect, link.chunk_tokens, link.rate_mbit * 125_000)
+
+
+def _describe(instance: Instance) -> str:
+    spec = instance.spec
+    why = "draining" if instance.draining else instance.last_error
+    return f"{spec.model}: {spec.role} {spec.id} at {spec.url}: {why}"
+
+
+def _identify(headers: Headers) -> str:
+    return "default"

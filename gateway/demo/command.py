@@ -1,0 +1,146 @@
+"""``pdd demo``: two regions on this machine, four scenarios, a table, and a gateway to play with."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import uvloop
+from rich.console import Console
+
+from backends.lifetime import die_with_parent
+from backends.reference.demo_model.prompts import follow_up, long_prompt
+from backends.serving import CannotListen, bind, parse_listen, serve
+from gateway.app import Gateway
+from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
+from gateway.demo.processes import DemoFailed
+from gateway.demo.report import print_answer, print_table, print_usage
+from gateway.demo.scenarios import Message, Run, measure_rtt, run_alone, stream_chat
+from gateway.settings import parse_settings
+from policies.rules import Rules, parse_rules
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "backends" / "reference" / "demo_model" / "model"
+
+NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
+ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
+CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 4}}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--once", action="store_true", help="end after the table instead of serving")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL, metavar="DIR", help="any Llama or Qwen directory")
+    parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="the gateway's address")
+    parser.add_argument("--rate-mbit", type=float, default=40.0, help="rate of the link between the regions")
+    parser.add_argument("--delay-ms", type=float, default=15.0, help="its one-way delay")
+    parser.add_argument("--words", type=int, default=4000, help="words in the prompts")
+    parser.add_argument("--tokens", type=int, default=480, help="tokens in each answer")
+    parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the demo; 0 when every answer was the single engine's."""
+    if args.die_with_parent:
+        die_with_parent(signal.SIGTERM, parent_pid=os.getppid())
+    console = Console(stderr=False)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_demo(args, console))
+    except (DemoFailed, CannotListen, ValueError, OSError) as error:
+        sys.stderr.write(f"pdd demo: {error}\n")
+    except httpx.HTTPError as error:
+        sys.stderr.write(f"pdd demo: a request failed: {error}\n")
+    except KeyboardInterrupt:
+        console.print("stopped")
+    return 1
+
+
+async def _demo(args: argparse.Namespace, console: Console) -> int:
+    if not (args.model / "config.json").is_file():
+        raise DemoFailed(f"--model {args.model}: there is no config.json")
+    host, port = parse_listen(args.listen)
+    listener = bind(host, port)
+    plan = Plan(args.model, args.rate_mbit, args.delay_ms)
+    async with run_cluster(plan, lambda step: console.print(f"[dim]{step}[/dim]")) as cluster:
+        settings = parse_settings(cluster.settings(args.listen, kv_bytes_per_token(args.model)))
+        async with Gateway(settings) as gateway:
+            stop = asyncio.Event()
+            serving = asyncio.create_task(serve(gateway.app, listener, on_stop=stop.set))
+            try:
+                return await _show(args, console, cluster, gateway, f"http://{host}:{listener.getsockname()[1]}", stop)
+            finally:
+                serving.cancel()
+                await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _show(
+    args: argparse.Namespace, console: Console, cluster: Cluster, gateway: Gateway, base_url: str, stop: asyncio.Event
+) -> int:
+    rtt_s = await measure_rtt(cluster.through_link["md1"]) - await measure_rtt(cluster.children["md1"].url)
+    console.print("[dim]warming up[/dim]")
+    await _warm_up(base_url)
+    runs = await _run_scenarios(args, console, cluster, gateway, base_url)
+    print_table(console, runs, rtt_s)
+    print_answer(console, runs["catch_up"])
+    identical = all(run.identical for run in runs.values())
+    verdict = "are those" if identical else "[bold red]are not those[/bold red]"
+    console.print(f"The token ids of all four answers {verdict} of a greedy run on one engine.")
+    if args.json is not None:
+        figures = {name: run.figures() for name, run in runs.items()}
+        document = {"tokens_identical": identical, "wan_rtt_s": round(rtt_s, 4), **figures}
+        await asyncio.to_thread(args.json.write_bytes, msgspec.json.format(msgspec.json.encode(document)))
+    if not args.once:
+        gateway.rulebook.replace(Rules())
+        print_usage(console, base_url, MODEL)
+        console.print("Serving until Ctrl-C.")
+        await stop.wait()
+    return 0 if identical else 1
+
+
+async def _warm_up(base_url: str) -> None:
+    """The first steps of an engine are slow; nobody shall measure them."""
+    await stream_chat(base_url, MODEL, [{"role": "user", "content": long_prompt(999, 150)}], 32)
+
+
+async def _run_scenarios(
+    args: argparse.Namespace, console: Console, cluster: Cluster, gateway: Gateway, base_url: str
+) -> dict[str, Run]:
+    runs: dict[str, Run] = {}
+
+    async def measure(name: str, rules: dict[str, Any], messages: list[Message]) -> Run:
+        console.print(f"[dim]running: {name}[/dim]")
+        gateway.rulebook.replace(parse_rules(rules))
+        before = await cluster.wan_bytes()
+        run = runs[name] = await stream_chat(base_url, MODEL, messages, args.tokens)
+        await gateway.aligner.drained()
+        run.wan_bytes = await cluster.wan_bytes() - before
+        alone = await run_alone(cluster.children["p1"].url, MODEL, run.prompt_ids, args.tokens)
+        run.identical = alone == run.ids
+        return run
+
+    for seed, (name, rules) in enumerate((("naive", NAIVE), ("one_shot", ONE_SHOT)), start=1):
+        await measure(name, rules, [_user(long_prompt(seed, args.words))])
+    first = _user(long_prompt(3, args.words))
+    answer = await measure("catch_up", CATCH_UP, [first])
+    turns = [first, {"role": "assistant", "content": answer.text}, _user(follow_up(3))]
+    await measure("second_turn", {}, turns)
+    return runs
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def kv_bytes_per_token(model: Path, bytes_per_value: int = 4) -> int:
+    """KV of one token from a model directory's config.json."""
+    config = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
+    heads = config["num_attention_heads"]
+    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    kv_heads = config.get("num_key_value_heads") or heads
+    return int(2 * config["num_hidden_layers"] * kv_heads * head_size * bytes_per_value)

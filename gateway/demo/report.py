@@ -1,0 +1,66 @@
+"""What the demo prints."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gateway.demo.scenarios import Run
+
+COLOURS = {"P": "bold magenta", "RLD": "yellow", "MD": "cyan"}
+TITLES = {
+    "naive": "naive: MD makes every token, after the KV has crossed",
+    "one_shot": "relay, one-shot hand-off",
+    "catch_up": "relay, catch-up hand-off",
+    "second_turn": "second turn of that conversation",
+}
+
+
+def print_table(console: Console, runs: dict[str, Run], rtt_s: float) -> None:
+    """One row for each scenario."""
+    table = Table(title=f"Two regions, WAN round trip {rtt_s * 1000:.0f} ms")
+    for name in (
+        "scenario",
+        "plan",
+        "prompt tokens",
+        "TTFT s",
+        "joint gap ms",
+        "median ITL ms",
+        "P / RLD / MD",
+        "WAN MB",
+    ):
+        table.add_column(name, justify="left" if name in ("scenario", "plan") else "right")
+    for name, run in runs.items():
+        table.add_row(
+            TITLES[name],
+            f"{run.plan} ({run.reason})",
+            str(run.prompt_tokens),
+            f"{run.ttft_s:.2f}",
+            f"{run.joint_gap_s * 1000:.0f}",
+            f"{run.median_itl_s * 1000:.1f}",
+            " / ".join(str(count) for count in run.tokens.values()),
+            f"{run.wan_bytes / 1e6:.2f}",
+        )
+    console.print(table)
+
+
+def print_answer(console: Console, run: Run) -> None:
+    """The text, coloured by who made it."""
+    text = Text()
+    for role, piece in run.pieces:
+        text.append(piece, style=COLOURS.get(role, ""))
+    legend = Text()
+    for role, colour in COLOURS.items():
+        legend.append(f" {role} ", style=colour)
+    console.print("The catch-up answer by role:", legend)
+    console.print(text)
+
+
+def print_usage(console: Console, base_url: str, model: str) -> None:
+    """How to try it by hand."""
+    console.print(f"\nBase URL for any OpenAI client: {base_url}/v1", highlight=False)
+    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
+    console.print(
+        f"curl -N {base_url}/v1/chat/completions -H 'content-type: application/json' -H 'x-pdd-trace: 1' -d '{body}'",
+        highlight=False,
+        soft_wrap=True,
+    )

@@ -1,0 +1,150 @@
+"""What the demo measures: one streamed chat through the gateway, seen from the client's side."""
+
+import asyncio
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import orjson
+
+Message = dict[str, str]
+
+
+@dataclass(slots=True)
+class Run:
+    """One answer as the client got it. ``moments`` has (time in s, role, ids) for each chunk that brought ids."""
+
+    plan: str = ""
+    reason: str = ""
+    request_id: str = ""
+    sent_s: float = 0.0
+    moments: list[tuple[float, str, list[int]]] = field(default_factory=list)
+    pieces: list[tuple[str, str]] = field(default_factory=list)
+    prompt_ids: list[int] = field(default_factory=list)
+    prompt_tokens: int = 0
+    wan_bytes: int = 0
+    identical: bool = False
+
+    @property
+    def ids(self) -> list[int]:
+        """All ids of the answer."""
+        return [id_ for _, _, ids in self.moments for id_ in ids]
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return "".join(piece for _, piece in self.pieces)
+
+    @property
+    def ttft_s(self) -> float:
+        """Request sent to first token."""
+        return self.moments[0][0] - self.sent_s
+
+    @property
+    def joint_gap_s(self) -> float:
+        """Longest silence between two chunks of different roles; 0 where one role made everything."""
+        gaps = [
+            later[0] - earlier[0]
+            for earlier, later in zip(self.moments, self.moments[1:], strict=False)
+            if (earlier[1], later[1]) != ("P", "RLD") and earlier[1] != later[1]
+        ]
+        return max(gaps, default=0.0)
+
+    @property
+    def median_itl_s(self) -> float:
+        """Median time between chunks, per token of the later one."""
+        pairs = zip(self.moments, self.moments[1:], strict=False)
+        return statistics.median([(later[0] - earlier[0]) / len(later[2]) for earlier, later in pairs] or [0.0])
+
+    @property
+    def tokens(self) -> dict[str, int]:
+        """Tokens by role."""
+        return {role: sum(len(ids) for _, by, ids in self.moments if by == role) for role in ("P", "RLD", "MD")}
+
+    def figures(self) -> dict[str, Any]:
+        """The run as the demo's JSON has it."""
+        return {
+            "ttft_s": round(self.ttft_s, 4),
+            "joint_gap_s": round(self.joint_gap_s, 4),
+            "median_itl_s": round(self.median_itl_s, 5),
+            "tokens": self.tokens,
+            "wan_bytes": self.wan_bytes,
+            "prompt_tokens": self.prompt_tokens,
+            "plan": self.plan,
+            "reason": self.reason,
+        }
+
+
+async def stream_chat(base_url: str, model: str, messages: Sequence[Message], max_tokens: int) -> Run:
+    """Ask the gateway as any client would, with the trace on. Raises httpx.HTTPError."""
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+        "stream_options": {"include_usage": True},
+    }
+    clock = asyncio.get_running_loop().time
+    run = Run(sent_s=clock())
+    async with (
+        httpx.AsyncClient(timeout=httpx.Timeout(300.0)) as client,
+        client.stream("POST", f"{base_url}/v1/chat/completions", json=body, headers={"x-pdd-trace": "1"}) as response,
+    ):
+        if response.status_code != 200:
+            await response.aread()
+        response.raise_for_status()
+        run.plan, run.reason = response.headers["x-pdd-plan"], response.headers["x-pdd-reason"]
+        run.request_id = response.headers["x-request-id"]
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                _note(run, orjson.loads(line[6:]), clock())
+    return run
+
+
+def _note(run: Run, chunk: dict[str, Any], now_s: float) -> None:
+    if "error" in chunk:
+        raise httpx.HTTPError(chunk["error"]["message"])
+    if chunk.get("prompt_token_ids"):
+        run.prompt_ids = chunk["prompt_token_ids"]
+    if chunk.get("usage"):
+        run.prompt_tokens = chunk["usage"]["prompt_tokens"]
+    for choice in chunk["choices"]:
+        ids, made_by = choice.get("token_ids") or [], chunk.get("pdd", {}).get("role", "")
+        if ids:
+            run.moments.append((now_s, made_by, ids))
+        content = choice["delta"].get("content")
+        if content:
+            run.pieces.append((made_by, content))
+
+
+async def run_alone(engine_url: str, model: str, prompt_ids: Sequence[int], tokens: int) -> list[int]:
+    """What one engine makes of the same prompt, greedily."""
+    body = {
+        "model": model,
+        "prompt": list(prompt_ids),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    async with httpx.AsyncClient(timeout=300.0) as client:
+        response = (await client.post(f"{engine_url}/v1/completions", json=body)).raise_for_status()
+    return list(response.json()["choices"][0]["token_ids"])
+
+
+async def measure_rtt(url: str, tries: int = 7) -> float:
+    """Shortest time in seconds to open a connection through the link and hear the other end."""
+    clock = asyncio.get_running_loop().time
+    times = []
+    async with httpx.AsyncClient(timeout=30.0) as client:
+        await client.get(f"{url}/health")
+        for _ in range(tries):
+            started_s = clock()
+            await client.get(f"{url}/health")
+            times.append(clock() - started_s)
+    return min(times)
