@@ -27,6 +27,7 @@ class Piece:
     text: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
+    stopped: bool
 
 
 class OutputText:
@@ -64,7 +65,7 @@ class OutputText:
                 self._terminator = token_id
             else:
                 text += self._match(self._detokeniser.push(token_id), self.tokens)
-        return Piece(text, tuple(ids[: len(offsets)]), tuple(offsets))
+        return Piece(text, tuple(ids[: len(offsets)]), tuple(offsets), self.stopped is not None)
 
     def finish(self, terminator: bool) -> str:
         """Return the rest of the text; ``terminator``: the last id ended the answer."""

@@ -1,0 +1,101 @@
+"""``POST /v1/chat/completions``: messages to a job."""
+
+from typing import Any
+
+from gateway.api.body import JsonObject
+from gateway.api.errors import bad_field
+from gateway.api.fields import MOST_LOGPROBS, read_fields
+from gateway.api.job import Caller, Job, Prompted, make_job
+from gateway.api.models import Models
+from gateway.api.wire import ChatFields
+from gateway.text.template import TEXT_PARTS, TemplateRejected
+
+
+async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
+    """Render and tokenise the conversation. ``size_bytes``: of the body. Raises ApiError."""
+    fields, rest = read_fields(value, ChatFields)
+    model = models.find(fields.model)
+    check_messages(fields.messages)
+    check_options(fields)
+    template = model.template
+    if template is None:
+        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
+    values = dict(fields.chat_template_kwargs or {})
+    if fields.reasoning_effort is not None:
+        values.setdefault("reasoning_effort", fields.reasoning_effort)
+
+    def render() -> str:
+        return template.render(
+            fields.messages,
+            tools=fields.tools or None,
+            documents=fields.documents,
+            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
+            continue_final_message=bool(fields.continue_final_message),
+            values=values,
+        )
+
+    try:
+        prompt = await model.encoder.encode(
+            render, size_bytes, special=bool(fields.add_special_tokens), scope=caller.tenant
+        )
+    except TemplateRejected as error:
+        raise bad_field(error.param, str(error), "template_error") from error
+    completion_limit = fields.max_completion_tokens
+    prompted = Prompted(
+        id_prefix="chatcmpl",
+        prompts=(prompt,),
+        prompt_field="messages",
+        limit_field="max_tokens" if completion_limit is None else "max_completion_tokens",
+        max_tokens=fields.max_tokens if completion_limit is None else completion_limit,
+        default_max_tokens=None,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+    )
+    return make_job(fields, rest, prompted, model, caller)
+
+
+def check_options(fields: ChatFields) -> None:
+    """Refuse options that contradict each other."""
+    if fields.top_logprobs and not fields.logprobs:
+        raise bad_field("top_logprobs", f"top_logprobs (0 to {MOST_LOGPROBS}) needs logprobs to be true.")
+    if fields.continue_final_message and fields.add_generation_prompt:
+        raise bad_field("continue_final_message", "continue_final_message excludes add_generation_prompt.")
+    if fields.tool_choice not in (None, "none", "auto"):
+        raise bad_field("tool_choice", "tool_choice may be none or auto.", "unsupported_field")
+    for rank, tool in enumerate(fields.tools or ()):
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise bad_field(f"tools[{rank}].function", "A tool needs a function with a name.", "invalid_type")
+
+
+def check_messages(messages: list[dict[str, Any]]) -> None:
+    """Check what the template relies on: a role, and content in one of its spellings."""
+    if not messages:
+        raise bad_field("messages", "messages must not be empty.", "invalid_value")
+    for rank, message in enumerate(messages):
+        path = f"messages[{rank}]"
+        if not isinstance(message.get("role"), str) or not message["role"]:
+            raise bad_field(f"{path}.role", "A message needs a role.", "missing_field")
+        check_content(message.get("content"), f"{path}.content")
+        calls = message.get("tool_calls")
+        if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+            raise bad_field(f"{path}.tool_calls", "tool_calls must be a list of objects.", "invalid_type")
+
+
+def check_content(content: Any, path: str) -> None:
+    """Check one content: null, text, or parts of text."""
+    if content is None or isinstance(content, str):
+        return
+    if not isinstance(content, list):
+        raise bad_field(path, "content must be text or a list of parts.", "invalid_type")
+    for rank, part in enumerate(content):
+        if isinstance(part, str):
+            continue
+        place = f"{path}[{rank}]"
+        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+            raise bad_field(place, "A content part is an object with a type.", "invalid_type")
+        if part["type"] not in TEXT_PARTS:
+            raise bad_field(
+                f"{place}.type", f"Content of type {part['type'][:40]!r} is not supported.", "unsupported_content"
+            )
+        if not isinstance(part.get("text", part.get("refusal")), str):
+            raise bad_field(f"{place}.text", "A text part needs its text.", "invalid_type")

@@ -1,0 +1,83 @@
+"""One choice of an answer: the relay's ids in, what a client may see out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from backends.types import TokenLogprob
+from gateway.relay.types import Answer, Finish, GenerationFailed, Tokens
+from gateway.text.output import OutputText, TextOptions
+from gateway.text.vocabulary import Vocabulary
+
+LEAST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What one event added to a choice. ``ids`` may be without ``text`` and the other way round."""
+
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a choice ended; ``text``: what was still held back."""
+
+    text: str
+    reason: str
+    stop_reason: int | str | None
+
+
+class Choice:
+    """Follows one answer to its end."""
+
+    def __init__(self, index: int, answer: Answer, vocabulary: Vocabulary, options: TextOptions) -> None:
+        self.index = index
+        self.completion_tokens = 0
+        self.cached_tokens: int | None = None
+        self._answer = answer
+        self._output = OutputText(vocabulary, options)
+
+    def take(self, event: Tokens) -> Addition | None:
+        """Take the next ids; None once a stop string was found. Raises GenerationFailed on a gap."""
+        if self._output.stopped is not None:
+            return None
+        if event.position != self._output.tokens:
+            raise GenerationFailed(500, "The answer's tokens came out of order.", code="internal_error")
+        piece = self._output.push(event.ids)
+        self.completion_tokens = self._output.tokens
+        if piece.stopped:
+            self._answer.stop_at(self._output.tokens)
+        logprobs = None if event.logprobs is None else tuple(map(clamp, event.logprobs[: len(piece.ids)]))
+        return Addition(piece.text, piece.ids, piece.offsets, logprobs, event)
+
+    def end(self, finish: Finish) -> Ending:
+        """Take the end."""
+        text = self._output.finish(finish.terminator)
+        stopped = self._output.stopped
+        self.completion_tokens = finish.completion_tokens if stopped is None else self._output.tokens
+        self.cached_tokens = finish.cached_tokens
+        if stopped is not None:
+            return Ending(text, "stop", stopped)
+        return Ending(text, finish.reason, finish.stop_reason)
+
+
+def clamp(logprob: TokenLogprob) -> TokenLogprob:
+    """Return a log-probability that JSON can spell."""
+    top = tuple((token_id, finite(value)) for token_id, value in logprob.top)
+    return TokenLogprob(logprob.token_id, finite(logprob.logprob), top)
+
+
+def finite(value: float) -> float:
+    """Return OpenAI's stand-in for what is no number or too small."""
+    return value if math.isfinite(value) and value > LEAST_LOGPROB else LEAST_LOGPROB
+
+
+def count_cached(choices: Sequence[Choice], n: int) -> int | None:
+    """Return the cached tokens of all prompts, each counted once; None where no engine said."""
+    known = [choice.cached_tokens for choice in choices[::n] if choice.cached_tokens is not None]
+    return sum(known) if known else None

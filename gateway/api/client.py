@@ -1,0 +1,86 @@
+"""The client's side of a running request: it may leave, or stop reading, at any moment."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Message, Receive, Send
+
+from gateway.api.body import ClientGone
+
+
+class Client:
+    """Sends to the client, and ends the block that it guards when the client is gone: the block raises ClientGone.
+
+    One task waits for the disconnect and one timer looks for a stuck write, for the whole block: a chunk costs neither.
+    """
+
+    def __init__(self, receive: Receive, send: Send, write_timeout_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._write_timeout_s = write_timeout_s
+        self._sending_since: float | None = None
+        self._gone = False
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelled_before = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._watcher = self._loop.create_task(self._watch())
+        self._timer = self._loop.call_later(self._write_timeout_s, self._look_for_stall)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._watcher.cancel()
+        if self._gone and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise ClientGone from error
+
+    async def send(self, message: Message) -> None:
+        """Send one ASGI message; waits while the client does not read what it was sent before."""
+        self._sending_since = self._loop.time()
+        await self._send(message)
+        self._sending_since = None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._leave()
+
+    def _look_for_stall(self) -> None:
+        since = self._sending_since
+        if since is not None and self._loop.time() - since >= self._write_timeout_s:
+            self._leave()
+            return
+        due = (self._loop.time() if since is None else since) + self._write_timeout_s
+        self._timer = self._loop.call_at(due, self._look_for_stall)
+
+    def _leave(self) -> None:
+        if not self._gone:
+            self._gone = True
+            self._task.cancel()
+
+
+def send_whole(send: Send) -> Send:
+    """Return a ``send`` that gives an answer to an HTTP/1.0 client in one piece, as it knows no chunked encoding."""
+    pieces: list[bytes] = []
+    opening: list[Message] = []
+
+    async def collect(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            opening.append(message)
+            return
+        pieces.append(message.get("body", b""))
+        if message.get("more_body", False):
+            return
+        body = b"".join(pieces)
+        headers = [line for line in opening[0]["headers"] if line[0] != b"content-length"]
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({**opening[0], "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return collect

@@ -1,0 +1,86 @@
+"""``POST /v1/completions``: prompts in any of their spellings to a job."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.api.body import JsonObject
+from gateway.api.errors import bad_field
+from gateway.api.fields import MOST_LOGPROBS, read_fields
+from gateway.api.job import MOST_CHOICES, Caller, Job, Prompted, make_job
+from gateway.api.models import Models
+from gateway.api.wire import CompletionFields
+from gateway.text.model import ServedModel
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's and vLLM's limit for completions that name none."""
+Prompt = str | list[int]
+
+
+async def prepare_completion(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
+    """Tokenise the prompts. ``size_bytes``: of the body. Raises ApiError."""
+    fields, rest = read_fields(value, CompletionFields)
+    model = models.find(fields.model)
+    check_options(fields)
+    prompts = split_prompts(fields.prompt)
+    if len(prompts) > MOST_CHOICES:
+        raise bad_field("prompt", f"A request may hold at most {MOST_CHOICES} prompts.")
+    ids = []
+    for rank, prompt in enumerate(prompts):
+        if isinstance(prompt, str):
+            special = fields.add_special_tokens is not False
+            ids.append(await encode_text(prompt, model, special, caller.tenant))
+        else:
+            check_ids(prompt, "prompt" if len(prompts) == 1 else f"prompt[{rank}]", model)
+            ids.append(prompt)
+    prompted = Prompted(
+        id_prefix="cmpl",
+        prompts=tuple(ids),
+        prompt_field="prompt",
+        limit_field="max_tokens",
+        max_tokens=fields.max_tokens,
+        default_max_tokens=DEFAULT_MAX_TOKENS,
+        logprobs=fields.logprobs,
+        echoes=tuple(spell(prompt, model) for prompt in prompts) if fields.echo else (),
+    )
+    return make_job(fields, rest, prompted, model, caller)
+
+
+async def encode_text(text: str, model: ServedModel, special: bool, scope: str) -> list[int]:
+    """Return the ids of one text."""
+    return await model.encoder.encode(lambda: text, len(text), special=special, scope=scope)
+
+
+def check_options(fields: CompletionFields) -> None:
+    """Refuse what cannot be given."""
+    if fields.logprobs is not None and not 0 <= fields.logprobs <= MOST_LOGPROBS:
+        raise bad_field("logprobs", f"logprobs must be from 0 to {MOST_LOGPROBS}.", "invalid_value")
+    if fields.suffix:
+        raise bad_field("suffix", "suffix is not supported.", "unsupported_field")
+    if fields.echo and fields.logprobs is not None:
+        raise bad_field("echo", "echo with logprobs is not supported.", "unsupported_field")
+
+
+def split_prompts(prompt: str | list[Any]) -> Sequence[Prompt]:
+    """Return the prompts one by one."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_field("prompt", "prompt must not be empty.", "invalid_value")
+    if all(isinstance(entry, str | list) for entry in prompt):
+        return prompt
+    return [prompt]
+
+
+def check_ids(ids: Sequence[Any], path: str, model: ServedModel) -> None:
+    """Check a prompt of token ids."""
+    if not ids:
+        raise bad_field(path, "A prompt must not be empty.", "invalid_value")
+    if set(map(type, ids)) != {int}:
+        raise bad_field(path, "A prompt is text or a list of token ids.", "invalid_type")
+    if min(ids) < 0 or max(ids) >= model.vocabulary.size:
+        raise bad_field(path, f"Token ids go from 0 to {model.vocabulary.size - 1}.", "invalid_value")
+
+
+def spell(prompt: Prompt, model: ServedModel) -> str:
+    """Return a prompt's text."""
+    return prompt if isinstance(prompt, str) else model.tokenizer.decode(prompt, skip_special_tokens=False)

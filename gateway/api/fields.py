@@ -1,0 +1,199 @@
+"""The checks on a request's fields that hold for chat and completions alike."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from gateway.api.body import JsonObject
+from gateway.api.errors import ApiError, bad_field
+from gateway.api.wire import ChatFields, CompletionFields, GenerationFields
+
+Fields = TypeVar("Fields", bound=GenerationFields)
+
+INTERNAL_FIELDS = frozenset(
+    {
+        "api_base",
+        "api_key",
+        "api_version",
+        "base_url",
+        "cache_salt",
+        "chat_template",
+        "custom_llm_provider",
+        "custom_params",
+        "data_parallel_rank",
+        "extra_args",
+        "extra_body",
+        "extra_headers",
+        "extra_query",
+        "kv_transfer_params",
+        "logits_processors",
+        "mm_processor_kwargs",
+        "priority",
+        "request_id",
+        "rid",
+        "vllm_xargs",
+    }
+)
+"""Fields that steer engines or name hosts: the gateway sets them, clients do not."""
+INTERNAL_PREFIXES = ("bootstrap_", "disagg_", "routed_dp_", "kv_transfer_")
+
+BOOKKEEPING_FIELDS = frozenset(
+    {
+        "metadata",
+        "modalities",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+        "verbosity",
+    }
+)
+"""Fields that OpenAI's clients send and no engine needs."""
+
+OWN_FIELDS = BOOKKEEPING_FIELDS.union(ChatFields.__struct_fields__, CompletionFields.__struct_fields__)
+"""Fields that never go to an engine as they are, also where the other endpoint reads them."""
+
+UNSUPPORTED_FIELDS = frozenset(
+    {"audio", "function_call", "functions", "prompt_embeds", "return_tokens_as_token_ids", "web_search_options"}
+)
+"""Fields whose effect the gateway cannot give; an error is better than an answer without it."""
+
+STRUCTURED_FIELDS = frozenset(
+    {
+        "ebnf",
+        "guided_choice",
+        "guided_decoding_backend",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "json_schema",
+        "regex",
+        "response_format",
+        "structural_tag",
+        "structured_outputs",
+    }
+)
+"""Constraints that an engine enforces with a grammar."""
+
+LEAST_INT64, MOST_INT64 = -(1 << 63), (1 << 63) - 1
+MOST_LOGPROBS = 20
+MOST_STOP_STRINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive bounds of a number; ``above``: the lower one is exclusive."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Say whether the value is within."""
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def __str__(self) -> str:
+        return f"{'above' if self.above else 'at least'} {self.low:g} and at most {self.high:g}"
+
+
+RANGES: Mapping[str, Range] = {
+    "max_tokens": Range(1, MOST_INT64),
+    "max_completion_tokens": Range(1, MOST_INT64),
+    "min_tokens": Range(0, MOST_INT64),
+    "n": Range(1, 128),
+    "best_of": Range(1, 128),
+    "temperature": Range(0, 100),
+    "top_p": Range(0, 1, above=True),
+    "top_k": Range(-1, MOST_INT64),
+    "min_p": Range(0, 1),
+    "seed": Range(LEAST_INT64, MOST_INT64),
+    "presence_penalty": Range(-2, 2),
+    "frequency_penalty": Range(-2, 2),
+    "repetition_penalty": Range(0, 100, above=True),
+    "top_logprobs": Range(0, MOST_LOGPROBS),
+    "truncate_prompt_tokens": Range(-1, MOST_INT64),
+}
+
+
+def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObject]:
+    """Return the fields that the gateway reads, checked, and the rest, which the engine gets as it is."""
+    for name in value:
+        if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
+            raise bad_field(name, f"The field {name[:100]!r} cannot be set by clients.", "internal_field")
+        if name in UNSUPPORTED_FIELDS and value[name] is not None:
+            raise bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
+    try:
+        fields = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise name_field(error) from error
+    check_ranges(fields)
+    check_sequences(fields)
+    check_stop(fields)
+    rest = {name: entry for name, entry in value.items() if name not in OWN_FIELDS and entry is not None}
+    return fields, rest
+
+
+def name_field(error: msgspec.ValidationError) -> ApiError:
+    """Return the client's error for a field of the wrong type or a missing one."""
+    text = str(error)
+    if (missing := re.search(r"missing required field `(\w+)`", text)) is not None:
+        return bad_field(missing[1], f"The field {missing[1]!r} is required.", "missing_field")
+    where = re.search(r" - at `(?:key in )?\$?\.?(.*)`$", text)
+    param = where[1].replace("[...]", "") if where is not None else None
+    return bad_field(param, f"{param or 'The body'}: {text.partition(' - at ')[0].lower()}.", "invalid_type")
+
+
+def check_ranges(fields: GenerationFields) -> None:
+    """Check the numbers."""
+    for name, allowed in RANGES.items():
+        value = getattr(fields, name, None)
+        if value is not None and not allowed.holds(value):
+            raise bad_field(name, f"{name} must be {allowed}, and not {value:g}.", "invalid_value")
+    if fields.truncate_prompt_tokens == 0:
+        raise bad_field("truncate_prompt_tokens", "truncate_prompt_tokens must not be 0.", "invalid_value")
+    for name, bias in (fields.logit_bias or {}).items():
+        if not name.isdecimal() or not -100 <= bias <= 100:
+            raise bad_field("logit_bias", "logit_bias maps token ids to numbers from -100 to 100.", "invalid_value")
+    if any(token_id < 0 for token_id in fields.stop_token_ids or ()):
+        raise bad_field("stop_token_ids", "stop_token_ids are not negative.", "invalid_value")
+
+
+def check_sequences(fields: GenerationFields) -> None:
+    """Refuse what needs several sequences at once in one engine, and options that contradict each other."""
+    if fields.best_of is not None and fields.best_of != (fields.n or 1):
+        raise bad_field("best_of", "best_of other than n is not supported.", "unsupported_field")
+    if fields.use_beam_search:
+        raise bad_field("use_beam_search", "Beam search is not supported.", "unsupported_field")
+    if fields.prompt_logprobs is not None:
+        raise bad_field("prompt_logprobs", "prompt_logprobs is not supported.", "unsupported_field")
+    if fields.stream_options is not None and not fields.stream:
+        raise bad_field("stream_options", "stream_options is only allowed when stream is true.")
+
+
+def check_stop(fields: GenerationFields) -> None:
+    """Check the stop strings."""
+    stop = stop_strings(fields)
+    if any(not text for text in stop):
+        raise bad_field("stop", "A stop string must not be empty.", "invalid_value")
+    if len(stop) > MOST_STOP_STRINGS:
+        raise bad_field("stop", f"There may be at most {MOST_STOP_STRINGS} stop strings.", "invalid_value")
+
+
+def stop_strings(fields: GenerationFields) -> tuple[str, ...]:
+    """Return the stop strings in either of their spellings."""
+    if fields.stop is None:
+        return ()
+    return (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
+
+
+def is_structured(rest: Mapping[str, Any]) -> bool:
+    """Say whether the engine is asked to keep to a grammar."""
+    asked = [rest[name] for name in STRUCTURED_FIELDS & rest.keys()]
+    return any(not (isinstance(value, Mapping) and value.get("type") == "text") for value in asked)

@@ -1,0 +1,33 @@
+"""The served models by name, and ``/v1/models``."""
+
+from collections.abc import Mapping
+
+from gateway.api.errors import ApiError
+from gateway.api.wire import ModelCard, ModelList
+from gateway.text.model import ServedModel
+
+SHOWN_NAME_CHARACTERS = 100
+
+
+class Models:
+    """What this gateway serves."""
+
+    def __init__(self, models: Mapping[str, ServedModel], created: int) -> None:
+        self._models = models
+        self._created = created
+
+    def find(self, name: str) -> ServedModel:
+        """Return the model. Raises ApiError 404."""
+        model = self._models.get(name)
+        if model is None:
+            message = f"The model {name[:SHOWN_NAME_CHARACTERS]!r} does not exist."
+            raise ApiError(404, message, code="model_not_found", param="model")
+        return model
+
+    def card(self, name: str) -> ModelCard:
+        """Return the model as ``/v1/models/{name}`` shows it. Raises ApiError 404."""
+        return ModelCard(id=name, created=self._created, max_model_len=self.find(name).context_tokens)
+
+    def list(self) -> ModelList:
+        """Return all models."""
+        return ModelList(data=[self.card(name) for name in self._models])

@@ -1,0 +1,173 @@
+"""Writes an answer as it comes, or whole.
+
+The status line waits for the first event: what fails before it is a JSON error with its own status, what fails after it
+is an SSE error event without [DONE]. Each event is one write.
+"""
+
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from msgspec import UNSET
+
+from gateway.api.choice import Choice, count_cached
+from gateway.api.client import Client
+from gateway.api.errors import Headers, encode_error, from_generation
+from gateway.api.forms import Form, Gathered
+from gateway.api.job import Job
+from gateway.api.merge import Numbered
+from gateway.api.wire import (
+    Answer,
+    ChatChunkChoice,
+    Origin,
+    PromptTokensDetails,
+    Usage,
+    encode,
+    encode_event,
+)
+from gateway.relay.types import Finish, GenerationFailed, KeepAlive, Tokens
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+Events = AsyncGenerator[Numbered, None]
+
+
+def unfinished() -> GenerationFailed:
+    """Return the failure of an answer that ended without a finish."""
+    return GenerationFailed(502, "The answer ended before it was finished.", code="bad_gateway")
+
+
+def count_usage(job: Job, choices: Sequence[Choice]) -> Usage:
+    """Return the request's usage: each prompt once, the completions of all choices."""
+    prompt = sum(map(len, job.prompts))
+    completion = sum(choice.completion_tokens for choice in choices)
+    cached = count_cached(choices, job.n)
+    details = None if cached is None else PromptTokensDetails(cached)
+    return Usage(prompt, completion, prompt + completion, details)
+
+
+class StreamWriter:
+    """Turns one request's events into SSE bytes. No I/O."""
+
+    def __init__(self, job: Job, form: Form, choices: Sequence[Choice]) -> None:
+        self._job = job
+        self._form = form
+        self._choices = choices
+        self._opened = [False] * len(choices)
+        self._running = len(choices)
+
+    def write(self, index: int, event: Tokens | Finish | KeepAlive) -> bytes:
+        """Return the bytes of one event; none for ids that are no text yet."""
+        match event:
+            case KeepAlive():
+                return KEEP_ALIVE
+            case Tokens():
+                return self._open(index) + self._add(index, event)
+            case Finish():
+                return self._open(index) + self._end(index, event)
+
+    def end(self) -> bytes:
+        """Return what follows the last choice's finish. Raises GenerationFailed when there was none."""
+        if self._running:
+            raise unfinished()
+        if not self._job.include_usage:
+            return DONE
+        return encode_event(self._answer([], usage=count_usage(self._job, self._choices))) + DONE
+
+    def _open(self, index: int) -> bytes:
+        if self._opened[index]:
+            return b""
+        self._opened[index] = True
+        choice = self._form.open(self._job, index)
+        if choice is None:
+            return b""
+        answer = self._answer([choice])
+        if isinstance(choice, ChatChunkChoice) and self._job.return_token_ids:
+            answer.prompt_token_ids = list(self._job.prompts[index // self._job.n])
+        return encode_event(answer)
+
+    def _add(self, index: int, event: Tokens) -> bytes:
+        addition = self._choices[index].take(event)
+        job = self._job
+        if addition is None or not (addition.text or job.return_token_ids or job.logprobs is not None or job.traced):
+            return b""
+        answer = self._answer([self._form.add(job, index, addition)])
+        if job.traced:
+            answer.pdd = Origin(event.role, event.instance, event.position)
+        return encode_event(answer)
+
+    def _end(self, index: int, finish: Finish) -> bytes:
+        self._running -= 1
+        ending = self._choices[index].end(finish)
+        return encode_event(self._answer([self._form.end(self._job, index, ending)]))
+
+    def _answer(self, choices: list[Any], usage: Usage | None = None) -> Answer:
+        job = self._job
+        answer = Answer(job.id, self._form.chunk_object, job.created, job.model.name, choices)
+        if job.continuous_usage:
+            answer.usage = count_usage(job, self._choices)
+        elif job.include_usage:
+            answer.usage = usage
+        return answer
+
+
+async def write_stream(client: Client, events: Events, writer: StreamWriter, headers: Headers) -> None:
+    """Stream the answer. Raises GenerationFailed while nothing was sent; later failures become an error event."""
+    first = await anext(events, None)
+    if first is None:
+        raise unfinished()
+    lines = [*headers, (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    lines.append((b"x-accel-buffering", b"no"))
+    data = writer.write(*first)
+    await client.send({"type": "http.response.start", "status": 200, "headers": lines})
+    try:
+        if data:
+            await client.send({"type": "http.response.body", "body": data, "more_body": True})
+        async for index, event in events:
+            data = writer.write(index, event)
+            if data:
+                await client.send({"type": "http.response.body", "body": data, "more_body": True})
+        data = writer.end()
+    except GenerationFailed as failure:
+        data = b"data: " + encode_error(from_generation(failure)) + b"\n\n"
+    await client.send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def write_whole(
+    client: Client, events: Events, job: Job, form: Form, choices: Sequence[Choice], headers: Headers
+) -> None:
+    """Send the answer when it is complete. Raises GenerationFailed."""
+    gathered = [Gathered() for _ in choices]
+    done: dict[int, Any] = {}
+    async for index, event in events:
+        match event:
+            case Tokens():
+                gather(gathered[index], choices[index], event)
+            case Finish():
+                done[index] = form.whole(job, index, gathered[index], choices[index].end(event))
+            case KeepAlive():
+                pass
+    answer = Answer(job.id, form.whole_object, job.created, job.model.name, [done[index] for index in sorted(done)])
+    answer.usage = count_usage(job, choices)
+    if job.return_token_ids and form.whole_object == "chat.completion":
+        answer.prompt_token_ids = list(job.prompts[0])
+    answer.pdd = [origin for part in gathered for origin in part.origins] if job.traced else UNSET
+    body = encode(answer)
+    lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await client.send({"type": "http.response.start", "status": 200, "headers": lines})
+    await client.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def gather(gathered: Gathered, choice: Choice, event: Tokens) -> None:
+    """Add one event to a choice that is not streamed."""
+    addition = choice.take(event)
+    if addition is None:
+        return
+    gathered.texts.append(addition.text)
+    gathered.ids.extend(addition.ids)
+    gathered.offsets.extend(addition.offsets)
+    gathered.logprobs.extend(addition.logprobs or ())
+    last = gathered.origins[-1] if gathered.origins else None
+    if last is not None and (last.role, last.instance) == (event.role, event.instance):
+        last.tokens = (last.tokens or 0) + len(addition.ids)
+    else:
+        gathered.origins.append(Origin(event.role, event.instance, event.position, len(addition.ids)))

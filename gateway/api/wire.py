@@ -1,0 +1,238 @@
+"""OpenAI's requests and answers as they cross the wire.
+
+Requests declare only the fields that the gateway itself reads; what else a client sends is kept apart and goes to the
+engine. Answers leave out what is UNSET and spell the rest, null included.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+
+class StreamOptions(Struct):
+    """``stream_options``."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationFields(Struct, kw_only=True):
+    """What chat and completions have in common; null means "not given"."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    n: int | None = None
+    best_of: int | None = None
+    use_beam_search: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
+    prompt_logprobs: int | None = None
+    add_special_tokens: bool | None = None
+    bad_words: list[str] | None = None
+
+
+class ChatFields(GenerationFields, kw_only=True):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+
+
+class CompletionFields(GenerationFields, kw_only=True):
+    """``POST /v1/completions``; ``prompt`` is text, texts, ids or lists of ids."""
+
+    prompt: str | list[Any]
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+class ErrorDetail(Struct):
+    """An error's content."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(Struct):
+    """An error."""
+
+    error: ErrorDetail
+
+
+class PromptTokensDetails(Struct):
+    """Where prompt tokens came from."""
+
+    cached_tokens: int
+
+
+class Usage(Struct):
+    """Token counts of the whole request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None
+
+
+class TopLogprob(Struct):
+    """One alternative of a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(Struct):
+    """One position of a chat answer."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Struct):
+    """Log-probabilities of a chat answer or chunk."""
+
+    content: list[ChatLogprob]
+
+
+class CompletionLogprobs(Struct):
+    """Log-probabilities of a completion or chunk; ``text_offset`` counts characters from the choice's start."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class Origin(Struct):
+    """Who made a chunk's tokens, for traced requests. ``tokens`` is left out of stream chunks."""
+
+    role: str
+    instance: str
+    position: int
+    tokens: int | UnsetType = UNSET
+
+
+class Delta(Struct):
+    """What a chat chunk adds."""
+
+    role: str | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatChunkChoice(Struct):
+    """One choice's part of a chat chunk."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class ChatMessage(Struct):
+    """A whole chat answer's message."""
+
+    role: str
+    content: str | None
+    refusal: str | None = None
+
+
+class ChatChoice(Struct):
+    """One choice of a whole chat answer."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: str
+    stop_reason: int | str | None
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+class CompletionChoice(Struct):
+    """One choice of a completion, whole or chunk."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    token_ids: tuple[int, ...] | UnsetType = UNSET
+
+
+Choice = ChatChunkChoice | ChatChoice | CompletionChoice
+
+
+class Answer(Struct):
+    """A whole answer or one chunk of a stream; ``object`` says which."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[ChatChunkChoice] | list[ChatChoice] | list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    pdd: Origin | list[Origin] | UnsetType = UNSET
+
+
+class ModelCard(Struct):
+    """One entry of ``/v1/models``."""
+
+    id: str
+    created: int
+    max_model_len: int
+    object: str = "model"
+    owned_by: str = "pdd-gateway"
+
+
+class ModelList(Struct):
+    """``/v1/models``."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def encode(value: Struct) -> bytes:
+    """Return JSON bytes."""
+    return msgspec.json.encode(value)
+
+
+def encode_event(value: Struct) -> bytes:
+    """Return one SSE event with the value as its data."""
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

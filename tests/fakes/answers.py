@@ -1,0 +1,103 @@
+"""A scripted Generator: answers whose events, waits and failures a test writes down."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from backends.types import TokenLogprob
+from gateway.relay.types import AnswerEvent, Finish, GenerationFailed, GenerationRequest, RoleName, Tokens
+from tests.fakes.gates import HoldGate, Watch
+
+Step = AnswerEvent | GenerationFailed | HoldGate
+"""One step of an answer: an event to yield, a failure to raise, a gate to wait at."""
+
+
+class ScriptedAnswer:
+    """Yields its steps. ``stopped_at``: what ``stop_at`` was told; ``closes``: how often it was closed."""
+
+    plan_name = "relay"
+    plan_reason = "scripted"
+
+    def __init__(self, request: GenerationRequest, steps: Sequence[Step], watch: Watch) -> None:
+        self.request = request
+        self.stopped_at: int | None = None
+        self.closes = 0
+        self.yielded = 0
+        self._steps = steps
+        self._watch = watch
+
+    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
+        """Yield events up to a Finish."""
+        for step in self._steps:
+            if self.stopped_at is not None:
+                yield Finish("stop", False, None, self.stopped_at, 0)
+                return
+            if isinstance(step, HoldGate):
+                await step.hold()
+            elif isinstance(step, GenerationFailed):
+                raise step
+            else:
+                self.yielded += 1
+                yield step
+
+    def stop_at(self, completion_tokens: int) -> None:
+        """Note the stop."""
+        assert self.stopped_at is None
+        self.stopped_at = completion_tokens
+
+    async def aclose(self) -> None:
+        """Note the close."""
+        self.closes += 1
+        self._watch.changed()
+
+
+class ScriptedGenerator:
+    """Answers each request by ``script``, which may raise GenerationFailed; remembers requests and answers."""
+
+    def __init__(self, script: Callable[[GenerationRequest], Sequence[Step]]) -> None:
+        self.script = script
+        self.answers: list[ScriptedAnswer] = []
+        self._watch = Watch()
+
+    @property
+    def requests(self) -> list[GenerationRequest]:
+        """The requests that were started."""
+        return [answer.request for answer in self.answers]
+
+    def generate(self, request: GenerationRequest) -> ScriptedAnswer:
+        """Start an answer."""
+        answer = ScriptedAnswer(request, self.script(request), self._watch)
+        self.answers.append(answer)
+        self._watch.changed()
+        return answer
+
+    async def started(self, count: int) -> None:
+        """Wait until so many answers were started."""
+        await self._watch.until(lambda: len(self.answers) >= count)
+
+    async def all_closed(self) -> None:
+        """Wait until every answer was closed."""
+        await self._watch.until(lambda: all(answer.closes for answer in self.answers))
+
+
+def say(
+    ids: Sequence[int],
+    chunks: Sequence[int] = (),
+    *,
+    finish: Finish | None = None,
+    cached_tokens: int | None = 0,
+    with_logprobs: bool = False,
+) -> list[Step]:
+    """Return the steps of an answer: the first id by P, then chunks (1 where none is named) by RLD, the last by MD.
+
+    ``finish`` None: it stopped with its last id, which is no terminator.
+    """
+    steps: list[Step] = []
+    at = 0
+    sizes = iter(chunks)
+    while at < len(ids):
+        part = tuple(ids[at : at + next(sizes, 1)])
+        role: RoleName = "P" if at == 0 else "MD" if at + len(part) >= len(ids) else "RLD"
+        logprobs = tuple(TokenLogprob(i, -0.5, ((i, -0.5), (i + 1, -1.5))) for i in part) if with_logprobs else None
+        steps.append(Tokens(at, part, logprobs, role, f"{role.lower()}-1"))
+        at += len(part)
+    steps.append(finish or Finish("stop", False, None, len(ids), cached_tokens))
+    return steps

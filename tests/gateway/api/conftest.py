@@ -1,0 +1,55 @@
+"""The API over a scripted generator, behind a real socket."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gateway.api.app import ApiState, build_app
+from gateway.api.endpoint import Limits
+from gateway.text.model import ServedModel, load_model
+from tests.fakes.answers import ScriptedGenerator, say
+from tests.fakes.server import AppServer
+from tests.gateway.model_dir import model_dir
+
+__all__ = ["model_dir"]
+
+
+@pytest.fixture(scope="session")
+def model(model_dir: Path) -> Iterator[ServedModel]:
+    """A small served model."""
+    served = load_model("tiny", model_dir)
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def generator(model: ServedModel) -> ScriptedGenerator:
+    """A generator that says a short text with split characters."""
+    ids = model.encoder.encode_now("Hello 😀 世界, you all.")
+    return ScriptedGenerator(lambda request: say(ids))
+
+
+@pytest.fixture
+def state(model: ServedModel, generator: ScriptedGenerator) -> ApiState:
+    """The API's surroundings."""
+    return ApiState(
+        models={"tiny": model, "org/other": replace(model, name="org/other", template=None)},
+        generator=generator,
+        created=1_700_000_000,
+        identify=lambda headers: "default",
+        find_missing=lambda: [],
+        find_timeline={"known": {"legs": []}}.get,
+        render_metrics=lambda: (b"up 1\n", "text/plain"),
+        limits=Limits(body_bytes=1 << 20),
+    )
+
+
+@pytest.fixture
+async def server(state: ApiState) -> AsyncIterator[AppServer]:
+    """The API on a socket."""
+    served = AppServer(build_app(state))
+    await served.start()
+    yield served
+    await served.stop()
