@@ -43,7 +43,9 @@ class Case:
         reach = reaches(views, facts)
         wan_s = () if cost is None else tuple(map(cost, views, reach))
         sessions = self.snapshot.sessions.get(facts.session, frozenset()) if facts.session else frozenset()
-        candidates = Candidates(views, [view.load for view in views], max(1, facts.prompt_tokens), reach, wan_s, sessions)
+        candidates = Candidates(
+            views, [view.load for view in views], max(1, facts.prompt_tokens), reach, wan_s, sessions
+        )
         chosen, placement = place(role, candidates, weights, self.rules.placement, rejected, self.rng)
         self.placements.append(placement)
         return chosen
