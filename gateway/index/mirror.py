@@ -113,10 +113,6 @@ class Holding:
         self.predicted = None if spec.sources else PredictedBlocks(predicted_limit)
         self.updated_at: float | None = None
 
-    def clear(self) -> None:
-        """Forget every block that events told of."""
-        self.ranks = [RankBlocks() for _ in range(self.spec.dp_size)]
-
     def hit(self, backwards: Sequence[int], now: float, prompt_tokens: int) -> Hit:
         """Return the hit of a prompt of ``prompt_tokens`` tokens whose keys are ``backwards``, last first."""
         if self.predicted is not None:
@@ -195,10 +191,24 @@ class Mirror:
     def __iter__(self) -> Iterator[Holding]:
         return iter(list(self._holdings.values()))
 
-    def is_predicted(self, instance_id: str) -> bool:
-        """Whether an instance is tracked by routing decisions."""
+    def of_model(self, model: str) -> list[Holding]:
+        """Return the holdings of a model's instances."""
+        return list(self._by_model.get(model, {}).values())
+
+    def load(self, instance_id: str, ranks: list[RankBlocks], known: bool) -> None:
+        """Replace all that events told of an instance."""
         holding = self._holdings.get(instance_id)
-        return holding is not None and holding.predicted is not None
+        if holding is not None and holding.predicted is None:
+            holding.ranks = ranks
+            holding.known = known
+            holding.updated_at = self._now()
+            self._on_change()
+
+    def forget(self, instance_id: str) -> None:
+        """Drop all that events told of an instance; it is not known any more what it holds."""
+        holding = self._holdings.get(instance_id)
+        if holding is not None:
+            self.load(instance_id, [RankBlocks() for _ in range(holding.spec.dp_size)], known=False)
 
     def predict(self, instance_id: str, keys: Sequence[int], until: float) -> None:
         """Hold a prompt's ``keys`` for an instance without events until the time ``until``; others are ignored."""

@@ -1,0 +1,156 @@
+"""Keeps this process's mirror of one model in line with Redis: a snapshot of each instance, then the stream's tail.
+
+An entry that does not follow what the mirror has seen (the stream was trimmed, Redis lost data or its clock) is never
+guessed at: the instance is read anew. While Redis is away or empty the mirror keeps what it knew.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from redis.exceptions import RedisError
+
+from gateway.index.mirror import Mirror, RankBlocks
+from gateway.index.store import Entry, ModelStore, State, name_of
+from gateway.index.types import InstanceSpec
+
+_ENTRIES_AT_ONCE = 500
+_WAIT_S = 0.2
+_CHECK_S = 0.5
+_RETRY_S = (0.05, 1.0)
+_ABSENT_S = 10.0
+
+
+@dataclass(slots=True)
+class _Position:
+    """What of an instance's changes the mirror holds; ``absent_since``: when its state went missing in Redis."""
+
+    gen: int
+    seq: int
+    absent_since: float | None = None
+
+
+class Follower:
+    """Follows one model: ``run()`` until cancelled. ``on_loss`` is told of an instance whose blocks Redis has lost."""
+
+    def __init__(
+        self,
+        store: ModelStore,
+        model: str,
+        mirror: Mirror,
+        counters: Counter[str],
+        now: Callable[[], float],
+        on_loss: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._model = model
+        self._mirror = mirror
+        self._counters = counters
+        self._now = now
+        self._on_loss = on_loss
+        self._positions: dict[str, _Position] = {}
+        self._cursor = "0-0"
+        self.up = False
+
+    async def run(self) -> None:
+        """Follow for ever; errors of Redis are waited out."""
+        pause_s = _RETRY_S[0]
+        while True:
+            try:
+                self._cursor = await self._store.last_entry()
+                self.up = True
+                pause_s = _RETRY_S[0]
+                await self._follow()
+            except (RedisError, OSError):
+                self.up = False
+                self._counters["redis_errors"] += 1
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_S[1])
+
+    async def _follow(self) -> None:
+        checked, checked_at = self._specs().keys(), -_CHECK_S
+        loop = asyncio.get_running_loop()
+        while True:
+            names = self._specs().keys()
+            if loop.time() - checked_at >= _CHECK_S or names != checked:
+                await self._check()
+                checked, checked_at = names, loop.time()
+            await self._read_tail(_WAIT_S)
+
+    async def _read_tail(self, wait_s: float) -> bool:
+        specs = self._specs()
+        count = 0
+        async for entry_id, entry in self._store.tail(self._cursor, wait_s, _ENTRIES_AT_ONCE):
+            self._cursor = entry_id
+            count += 1
+            if entry.name in specs:
+                self._apply(specs[entry.name], entry)
+        return count == _ENTRIES_AT_ONCE
+
+    def _specs(self) -> dict[str, InstanceSpec]:
+        return {name_of(holding.spec): holding.spec for holding in self._mirror.of_model(self._model)}
+
+    async def _check(self) -> None:
+        """Compare every instance with Redis, and read those anew that differ once the stream is read to its end."""
+        specs = self._specs()
+        self._positions = {name: position for name, position in self._positions.items() if name in specs}
+        states = await self._store.states(specs.values())
+        while await self._read_tail(0.0):
+            pass
+        for (name, spec), state in zip(specs.items(), states, strict=True):
+            position = self._positions.get(name)
+            if state is None:
+                self._note_absence(spec, position)
+            elif position is None or position.gen != state.gen or position.seq < state.seq:
+                await self._load(spec)
+            else:
+                position.absent_since = None
+                if position.seq == state.seq and self._sizes(spec) != state.sizes:
+                    self._on_loss(spec.id)
+
+    def _note_absence(self, spec: InstanceSpec, position: _Position | None) -> None:
+        if position is None:
+            return
+        now = self._now()
+        if position.absent_since is None:
+            position.absent_since = now
+        elif now - position.absent_since > _ABSENT_S:
+            del self._positions[name_of(spec)]
+            self._mirror.forget(spec.id)
+
+    def _sizes(self, spec: InstanceSpec) -> tuple[int, ...]:
+        holding = self._mirror.get(spec.id)
+        ranks = holding.ranks if holding is not None else []
+        return tuple(len(blocks) for rank in ranks for blocks in (rank.device, rank.lower))
+
+    async def _load(self, spec: InstanceSpec) -> None:
+        """Read an instance. What changes during the scan is in the stream, and is applied again from there."""
+        self._counters["loads"] += 1
+        (before,) = await self._store.states([spec])
+        if before is None:
+            return
+        if not spec.sources:
+            for left_s, block_keys in (await self._store.notes(spec)).items():
+                self._mirror.predict(spec.id, block_keys, self._now() + left_s)
+        ranks = [RankBlocks(*await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
+        (after,) = await self._store.states([spec])
+        if after is not None and after.gen == before.gen and self._specs().get(name_of(spec)) == spec:
+            self._take(spec, before, ranks)
+
+    def _take(self, spec: InstanceSpec, state: State, ranks: list[RankBlocks]) -> None:
+        self._positions[name_of(spec)] = _Position(state.gen, state.seq)
+        self._mirror.load(spec.id, ranks, state.known)
+
+    def _apply(self, spec: InstanceSpec, entry: Entry) -> None:
+        if entry.op == "note":
+            self._mirror.predict(spec.id, entry.delta.device, self._now() + entry.ttl_s)
+        position = self._positions.get(entry.name)
+        if entry.op == "open" and (position is None or position.gen < entry.gen):
+            self._take(spec, State(entry.gen, entry.seq, False, ()), [RankBlocks() for _ in range(spec.dp_size)])
+        elif position is not None and position.gen == entry.gen and position.seq + 1 == entry.seq:
+            position.seq = entry.seq
+            if entry.op == "delta":
+                self._mirror.apply(spec.id, entry.rank, entry.delta)
+            elif entry.op == "known":
+                self._mirror.set_known(spec.id, entry.known)

@@ -1,0 +1,137 @@
+"""One ingester an engine instance among all gateway processes: whoever holds the lease in Redis follows the engine."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+from redis.exceptions import RedisError
+from zmq.asyncio import Context
+from zmq.error import ZMQError
+
+from gateway.index.ingest import Ingester, IngestTimes
+from gateway.index.mirror import Delta, Mirror
+from gateway.index.store import ModelStore
+from gateway.index.types import InstanceSpec
+
+
+class RedisSink:
+    """Writes an instance's changes to Redis.
+
+    While Redis is away they go to this process's own mirror; ``broken`` then says that Redis needs everything again.
+    """
+
+    def __init__(self, store: ModelStore, spec: InstanceSpec, token: str, mirror: Mirror) -> None:
+        self._store = store
+        self._spec = spec
+        self._token = token
+        self._mirror = mirror
+        self.gen = 0
+        self.broken = True
+
+    async def publish(self, rank: int, delta: Delta) -> None:
+        """See ``Sink.publish``."""
+        if not self.broken:
+            try:
+                self.broken = not await self._store.publish(self._spec, self._token, self.gen, rank, delta)
+            except (RedisError, OSError):
+                self.broken = True
+        if self.broken:
+            self._mirror.apply(self._spec.id, rank, delta)
+
+    async def set_known(self, known: bool) -> None:
+        """See ``Sink.set_known``."""
+        if not self.broken:
+            try:
+                self.broken = not await self._store.set_known(self._spec, self._token, self.gen, known)
+            except (RedisError, OSError):
+                self.broken = True
+        if self.broken:
+            self._mirror.set_known(self._spec.id, known)
+
+
+class LeasedIngest:
+    """Follows one boot of one instance while this process holds its lease: ``run()`` until cancelled."""
+
+    def __init__(
+        self,
+        spec: InstanceSpec,
+        store: ModelStore,
+        mirror: Mirror,
+        context: Context,
+        seed_of: Callable[[str | None, str | None], bytes],
+        counters: Counter[str],
+        now: Callable[[], float],
+        times: IngestTimes,
+        lease_s: float,
+    ) -> None:
+        self._spec = spec
+        self._store = store
+        self._counters = counters
+        self._renew_s = lease_s / 3
+        self._token = uuid4().hex
+        self._lost = False
+        self._sink = RedisSink(store, spec, self._token, mirror)
+        self._new_ingester: Callable[[], Ingester] = lambda: Ingester(
+            spec, self._sink, context, seed_of, counters, now, times
+        )
+
+    def report_loss(self) -> None:
+        """Say that Redis has lost blocks of the instance: they are written again at the next renewal."""
+        self._lost = True
+
+    async def run(self) -> None:
+        """Take the lease when it is free, and follow the engine while it lasts."""
+        try:
+            while True:
+                with suppress(RedisError, OSError):
+                    if await self._store.hold(self._spec, self._token) is not None:
+                        await self._ingest()
+                await asyncio.sleep(self._renew_s)
+        finally:
+            with suppress(RedisError, OSError):
+                await self._store.release(self._spec, self._token)
+
+    async def _ingest(self) -> None:
+        """Follow the engine until the lease is another's or the endpoint cannot be used."""
+        self._counters["leases_taken"] += 1
+        if not await self._open():
+            return
+        ingester = self._new_ingester()
+        task = asyncio.create_task(ingester.run())
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=self._renew_s)
+                if not await self._keep(ingester):
+                    return
+        finally:
+            task.cancel()
+            try:
+                await task
+            except* asyncio.CancelledError:
+                pass
+            except* ZMQError:
+                self._counters["endpoint_errors"] += 1
+
+    async def _keep(self, ingester: Ingester) -> bool:
+        """Renew the lease and mend what Redis lacks; False when another process holds it."""
+        try:
+            gen = await self._store.hold(self._spec, self._token)
+            if gen is None:
+                return False
+            if self._sink.broken or self._lost or gen != self._sink.gen:
+                self._counters["republished"] += 1
+                if not await self._open():
+                    return False
+                await ingester.republish()
+        except (RedisError, OSError):
+            self._sink.broken = True
+        return True
+
+    async def _open(self) -> bool:
+        gen = await self._store.open(self._spec, self._token)
+        if gen is None:
+            return False
+        self._sink.gen, self._sink.broken, self._lost = gen, False, False
+        return True

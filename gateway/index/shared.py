@@ -1,0 +1,142 @@
+"""The index of many gateway processes: state in Redis, a mirror of it in each process, one ingester an instance."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+from zmq.asyncio import Context
+
+from gateway.index.follower import Follower
+from gateway.index.ingest import IngestTimes
+from gateway.index.leased import LeasedIngest
+from gateway.index.local import LocalIndex
+from gateway.index.store import ModelStore, StoreLimits
+from gateway.index.tasks import TaskSet
+from gateway.index.types import IndexStats, InstanceSpec
+
+_NOTES_QUEUED = 1_000
+_COMMAND_TIMEOUT_S = 5.0
+_CONNECT_TIMEOUT_S = 2.0
+_HEALTH_CHECK_S = 15
+
+
+class RedisIndex(LocalIndex):
+    """A ``PrefixIndex`` over Redis or Valkey at ``url``, its keys under ``prefix``. For the rest see ``LocalIndex``.
+
+    Lookups never wait for Redis; while it is away the mirror goes on with what it knows and with what this process
+    ingests itself.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        prefix: str = "pdd",
+        key: bytes = b"",
+        predicted_ttl_s: float = 600.0,
+        times: IngestTimes | None = None,
+        limits: StoreLimits | None = None,
+        now: Callable[[], float] = time.monotonic,
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(key, predicted_ttl_s, now, on_change)
+        self._prefix = prefix
+        self._times = times or IngestTimes()
+        self._limits = limits or StoreLimits()
+        self._client = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=_COMMAND_TIMEOUT_S,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            health_check_interval=_HEALTH_CHECK_S,
+            retry=Retry(NoBackoff(), 0),  # every caller here retries at its own pace
+        )
+        self._context: Context | None = None
+        self._stores: dict[str, ModelStore] = {}
+        self._followers: dict[str, Follower] = {}
+        self._ingests: dict[str, LeasedIngest] = {}
+        self._tasks = TaskSet()
+        self._notes: asyncio.Queue[tuple[InstanceSpec, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
+
+    async def start(self) -> None:
+        """See ``PrefixIndex.start``."""
+        self._context = Context()
+        self._tasks.start("notes", self._send_notes())
+        for holding in self._mirror:
+            self._follow(holding.spec)
+
+    def add_instance(self, spec: InstanceSpec) -> None:
+        """See ``PrefixIndex.add_instance``."""
+        before = self._mirror.get(spec.id)
+        old_boot_id = before.spec.boot_id if before is not None else None
+        if self._mirror.admit(spec) or (spec.boot_id and spec.boot_id != old_boot_id):
+            self._tasks.end(f"ingest {spec.id}")
+            self._follow(spec)
+
+    def remove_instance(self, instance_id: str) -> None:
+        """See ``PrefixIndex.remove_instance``."""
+        self._mirror.remove(instance_id)
+        self._tasks.end(f"ingest {instance_id}")
+
+    def stats(self) -> IndexStats:
+        """See ``PrefixIndex.stats``."""
+        return self._stats(redis_up=all(follower.up for follower in self._followers.values()))
+
+    async def aclose(self) -> None:
+        """See ``PrefixIndex.aclose``."""
+        await self._tasks.aclose()
+        await self._client.aclose()
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+
+    def _share_note(self, spec: InstanceSpec, block_keys: Sequence[int]) -> None:
+        if self._notes.full():
+            self._notes.get_nowait()
+            self._counters["dropped_notes"] += 1
+        self._notes.put_nowait((spec, block_keys))
+
+    async def _send_notes(self) -> None:
+        while True:
+            spec, block_keys = await self._notes.get()
+            try:
+                await self._store_of(spec.model).note(spec, block_keys, self._predicted_ttl_s)
+            except (RedisError, OSError):
+                self._counters["dropped_notes"] += 1
+
+    def _store_of(self, model: str) -> ModelStore:
+        store = self._stores.get(model)
+        if store is None:
+            store = self._stores[model] = ModelStore(self._client, self._prefix, model, self._limits)
+        return store
+
+    def _follow(self, spec: InstanceSpec) -> None:
+        if self._context is None:
+            return
+        store = self._store_of(spec.model)
+        if spec.model not in self._followers:
+            follower = Follower(store, spec.model, self._mirror, self._counters, self._now, self._report_loss)
+            self._followers[spec.model] = follower
+            self._tasks.start(f"follow {spec.model}", follower.run())
+        if spec.sources:
+            ingest = LeasedIngest(
+                spec,
+                store,
+                self._mirror,
+                self._context,
+                self._seeds_of(spec.model),
+                self._counters,
+                self._now,
+                self._times,
+                self._limits.lease_s,
+            )
+            self._ingests[spec.id] = ingest
+            self._tasks.start(f"ingest {spec.id}", ingest.run())
+
+    def _report_loss(self, instance_id: str) -> None:
+        with suppress(KeyError):
+            self._ingests[instance_id].report_loss()

@@ -1,0 +1,220 @@
+"""The index's state in Redis, for one model: sets of block keys an instance, and one stream of what changes in them.
+
+An instance is filed under its id and boot id, so nothing of an earlier engine process is ever read for the present one.
+Everything is keyed by hashes; token ids are never written. Every key but the stream has a time to live.
+"""
+
+from array import array
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import redis.asyncio
+
+from gateway.index import scripts
+from gateway.index.mirror import Delta
+from gateway.index.types import InstanceSpec
+
+_SCAN_COUNT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """Bounds of what is kept. ``delta_blocks``: most block keys in one entry of the stream."""
+
+    lease_s: float = 3.0
+    ttl_s: float = 600.0
+    stream_entries: int = 2_000
+    delta_blocks: int = 4_096
+    predicted_blocks: int = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Where an instance's state stands: what the stream's entries up to ``seq`` have made of generation ``gen``.
+
+    ``sizes`` holds the sizes of the device and the lower set of each rank in turn.
+    """
+
+    gen: int
+    seq: int
+    known: bool
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One entry of the stream. ``ttl_s`` goes with ``op`` "note", ``known`` with "known"."""
+
+    name: str
+    op: str
+    gen: int
+    seq: int
+    rank: int
+    delta: Delta
+    known: bool
+    ttl_s: float
+
+
+def name_of(spec: InstanceSpec) -> str:
+    """Return what an instance's present engine process is filed under."""
+    return f"{spec.id}@{spec.boot_id or ''}"
+
+
+class ModelStore:
+    """Redis keys and steps of one model. Methods raise redis.RedisError and OSError."""
+
+    def __init__(self, client: "redis.asyncio.Redis", prefix: str, model: str, limits: StoreLimits) -> None:
+        # A digest as the tag: model names may hold braces, which would move keys to other slots of a cluster.
+        tag = blake2b(model.encode(), digest_size=8).hexdigest()
+        self._base = f"{prefix}:index:{{{tag}}}"
+        self._client = client
+        self._ttl_ms = int(limits.ttl_s * 1000)
+        self._limits = limits
+        self._deltas = f"{self._base}:deltas"
+        self._hold = client.register_script(scripts.HOLD)
+        self._release = client.register_script(scripts.RELEASE)
+        self._open = client.register_script(scripts.OPEN)
+        self._publish = client.register_script(scripts.PUBLISH)
+        self._set_known = client.register_script(scripts.SET_KNOWN)
+        self._note = client.register_script(scripts.NOTE)
+        self._state = client.register_script(scripts.STATE)
+
+    async def hold(self, spec: InstanceSpec, token: str) -> int | None:
+        """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""
+        keys = [self._key("lease", spec), self._key("meta", spec), *self._set_keys(spec)]
+        held, gen = await self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms])
+        return int(gen or 0) if held else None
+
+    async def release(self, spec: InstanceSpec, token: str) -> None:
+        """Give the lease up, if it is held."""
+        await self._release([self._key("lease", spec)], [token])
+
+    async def open(self, spec: InstanceSpec, token: str) -> int | None:
+        """Begin an empty generation and return it; None when the lease is lost."""
+        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._set_keys(spec)]
+        gen = await self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries])
+        return int(gen) if gen else None
+
+    async def publish(self, spec: InstanceSpec, token: str, gen: int, rank: int, delta: Delta) -> bool:
+        """Apply a change of a rank's blocks; False when lease or generation are lost."""
+        device, lower = self._rank_keys(spec, rank)
+        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, device, lower]
+        for part in _split(delta, self._limits.delta_blocks):
+            where: list[int | str] = [token, gen, name_of(spec), rank, int(part.clear)]
+            blocks = [_pack(part.device), _pack(part.lower), _pack(part.gone)]
+            if not await self._publish(keys, [*where, *blocks, self._ttl_ms, self._limits.stream_entries]):
+                return False
+        return True
+
+    async def set_known(self, spec: InstanceSpec, token: str, gen: int, known: bool) -> bool:
+        """Say whether the blocks are all that the instance holds; False when lease or generation are lost."""
+        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas]
+        arguments: list[int | str] = [token, gen, name_of(spec), int(known), self._limits.stream_entries]
+        return bool(await self._set_known(keys, arguments))
+
+    async def note(self, spec: InstanceSpec, block_keys: Sequence[int], ttl_s: float) -> None:
+        """Add predicted blocks of an instance."""
+        keys = [self._key("meta", spec), self._key("notes", spec), self._deltas]
+        limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
+        await self._note(keys, [name_of(spec), _pack(block_keys), *limits])
+
+    async def states(self, specs: Iterable[InstanceSpec]) -> list[State | None]:
+        """Return where instances stand, each as of one moment; None where nothing is."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for spec in specs:
+                await self._state([self._key("meta", spec), *self._set_keys(spec)], client=pipeline)
+            return [_read_state(fields) for fields in await pipeline.execute()]
+
+    async def scan(self, spec: InstanceSpec, rank: int) -> tuple[set[int], set[int]]:
+        """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""
+        device, lower = self._rank_keys(spec, rank)
+        return await self._scan_set(device), await self._scan_set(lower)
+
+    async def notes(self, spec: InstanceSpec) -> Mapping[float, Sequence[int]]:
+        """Return an instance's predicted blocks by the seconds that they have left."""
+        seconds, micros = await self._client.time()
+        now_ms = seconds * 1000 + micros // 1000
+        by_left: dict[float, list[bytes]] = {}
+        async for key, score in self._client.zscan_iter(self._key("notes", spec), count=_SCAN_COUNT):
+            by_left.setdefault((score - now_ms) / 1000, []).append(key)
+        return {left_s: _unpack(b"".join(keys)) for left_s, keys in sorted(by_left.items()) if left_s > 0}
+
+    async def last_entry(self) -> str:
+        """Return the id of the stream's newest entry."""
+        newest: Any = await self._client.xrevrange(self._deltas, count=1)
+        return newest[0][0].decode() if newest else "0-0"
+
+    async def tail(self, after: str, block_s: float, count: int) -> AsyncGenerator[tuple[str, Entry], None]:
+        """Yield entries that follow ``after``, with their ids; waits up to ``block_s`` for the first one."""
+        block_ms = max(1, int(block_s * 1000)) if block_s else None
+        streams: Any = await self._client.xread({self._deltas: after}, count=count, block=block_ms)
+        for _, entries in streams or ():
+            for entry_id, fields in entries:
+                yield entry_id.decode(), _read_entry(fields)
+
+    def _key(self, kind: str, spec: InstanceSpec) -> str:
+        return f"{self._base}:{kind}:{name_of(spec)}"
+
+    def _rank_keys(self, spec: InstanceSpec, rank: int) -> tuple[str, str]:
+        return self._key(f"device:{rank}", spec), self._key(f"lower:{rank}", spec)
+
+    def _set_keys(self, spec: InstanceSpec) -> list[str]:
+        return [key for rank in range(spec.dp_size) for key in self._rank_keys(spec, rank)]
+
+    async def _scan_set(self, key: str) -> set[int]:
+        blocks: set[int] = set()
+        cursor = 0
+        while True:
+            page: Any = await self._client.sscan(key, cursor, count=_SCAN_COUNT)
+            cursor, members = page
+            blocks.update(_unpack(b"".join(members)))
+            if not cursor:
+                return blocks
+
+
+def _pack(block_keys: Sequence[int]) -> bytes:
+    return array("Q", block_keys).tobytes()
+
+
+def _unpack(packed: bytes) -> "array[int]":
+    block_keys = array("Q")
+    block_keys.frombytes(packed)
+    return block_keys
+
+
+def _split(delta: Delta, most: int) -> list[Delta]:
+    """Cut a delta into parts of at most ``most`` blocks a list; the order of their application is kept."""
+    if max(len(delta.device), len(delta.lower), len(delta.gone)) <= most:
+        return [delta]
+    parts = [Delta(clear=True)] if delta.clear else []
+    for name in ("gone", "device", "lower"):
+        blocks = getattr(delta, name)
+        parts.extend(Delta(**{name: blocks[at : at + most]}) for at in range(0, len(blocks), most))
+    return parts
+
+
+def _read_state(fields: Sequence[Any]) -> State | None:
+    gen, seq, known, *sizes = fields
+    if gen is None or seq is None:
+        return None
+    return State(int(gen), int(seq), known == b"1", tuple(sizes))
+
+
+def _read_entry(fields: Mapping[bytes, bytes]) -> Entry:
+    return Entry(
+        name=fields[b"n"].decode(),
+        op=fields[b"o"].decode(),
+        gen=int(fields[b"g"]),
+        seq=int(fields[b"s"]),
+        rank=int(fields.get(b"r", b"0")),
+        delta=Delta(
+            fields.get(b"c") == b"1",
+            _unpack(fields.get(b"d", b"")),
+            _unpack(fields.get(b"l", b"")),
+            _unpack(fields.get(b"x", b"")),
+        ),
+        known=fields.get(b"k") == b"1",
+        ttl_s=int(fields.get(b"u", b"0")) / 1000,
+    )

@@ -1,0 +1,31 @@
+"""Named background tasks that are ended together."""
+
+import asyncio
+from collections.abc import Coroutine
+
+
+class TaskSet:
+    """Runs coroutines by name. A task that was ended early is still waited for by ``aclose``."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, asyncio.Task[None]] = {}
+        self._running: set[asyncio.Task[None]] = set()
+
+    def start(self, name: str, work: Coroutine[None, None, None]) -> None:
+        """Run ``work`` in place of an earlier task of that name."""
+        self.end(name)
+        task = self._by_name[name] = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+
+    def end(self, name: str) -> None:
+        """Cancel the task of that name, if there is one."""
+        task = self._by_name.pop(name, None)
+        if task is not None:
+            task.cancel()
+
+    async def aclose(self) -> None:
+        """Cancel all tasks and wait for their end."""
+        for name in list(self._by_name):
+            self.end(name)
+        await asyncio.gather(*self._running, return_exceptions=True)
