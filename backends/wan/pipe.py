@@ -4,6 +4,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from typing import cast
 
 from backends.wan.lane import Flow, Lane
 
@@ -81,8 +82,8 @@ class End(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start to read once both ends stand."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own are no subclasses
+        transport = self._transport
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.pause_reading()
