@@ -1,6 +1,5 @@
 """Composition root: builds everything from the settings, starts it, and ends it in reverse."""
 
-import asyncio
 import logging
 import os
 import random
@@ -49,12 +48,11 @@ class Gateway:
         self._settings = settings
         self._served = _load_models(settings)
         self._stack = AsyncExitStack()
-        loop = asyncio.get_running_loop()
         self.metrics = Metrics()
         self.rulebook = RuleBook(settings.rules)
         self.aligner = Aligner()
-        self.timelines = Timelines(loop.time)
-        self.pools = Pools([_build_instance(engine) for engine in settings.engines], loop.time)
+        self.timelines = Timelines(time.monotonic)
+        self.pools = Pools([_build_instance(engine) for engine in settings.engines], time.monotonic)
         self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
         self.index: PrefixIndex = MemoryIndex()
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
@@ -64,7 +62,7 @@ class Gateway:
             links=self.links,
             index=self.index,
             rulebook=self.rulebook,
-            learning=Learning(loop.time),
+            learning=Learning(time.monotonic),
             aligner=self.aligner,
             timelines=self.timelines,
             metrics=self.metrics,

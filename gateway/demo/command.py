@@ -14,6 +14,7 @@ import uvloop
 from rich.console import Console
 
 from backends.lifetime import die_with_parent
+from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import follow_up, long_prompt
 from backends.serving import CannotListen, bind, parse_listen, serve
 from gateway.app import Gateway
@@ -24,8 +25,6 @@ from gateway.demo.scenarios import Message, Run, measure_rtt, run_alone, stream_
 from gateway.settings import parse_settings
 from policies.rules import Rules, parse_rules
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "backends" / "reference" / "demo_model" / "model"
-
 NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
 ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
 CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 4}}
@@ -35,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--once", action="store_true", help="end after the table instead of serving")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL, metavar="DIR", help="any Llama or Qwen directory")
+    parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="any Llama or Qwen directory")
     parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="the gateway's address")
     parser.add_argument("--rate-mbit", type=float, default=40.0, help="rate of the link between the regions")
     parser.add_argument("--delay-ms", type=float, default=15.0, help="its one-way delay")
