@@ -72,7 +72,8 @@ def parse_object(body: bytes) -> JsonObject:
         raise explain_bad_json(body, error) from error
     if not isinstance(value, dict):
         raise bad_field(None, "The request body must be a JSON object.")
-    if ESCAPED_LETTER.search(body) or any(body.count(b'"%s"' % key.encode()) > 1 for key in UNIQUE_KEYS):
+    escaped = b"\\u00" in body and ESCAPED_LETTER.search(body) is not None
+    if escaped or any(body.count(b'"%s"' % key.encode()) > 1 for key in UNIQUE_KEYS):
         refuse_repeated_keys(body)
     return value
 

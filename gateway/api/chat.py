@@ -5,7 +5,7 @@ from typing import Any
 from gateway.api.body import JsonObject
 from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import Caller, Job, Prompted, make_job
+from gateway.api.job import Caller, Job, Prompted, encode_prompt, make_job
 from gateway.api.models import Models
 from gateway.api.wire import ChatFields
 from gateway.text.template import TEXT_PARTS, TemplateRejected
@@ -34,10 +34,9 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
             values=values,
         )
 
+    special = bool(fields.add_special_tokens)
     try:
-        prompt = await model.encoder.encode(
-            render, size_bytes, special=bool(fields.add_special_tokens), scope=caller.tenant
-        )
+        prompt = await encode_prompt(render, size_bytes, fields, model, "messages", special, caller)
     except TemplateRejected as error:
         raise bad_field(error.param, str(error), "template_error") from error
     completion_limit = fields.max_completion_tokens

@@ -1,12 +1,13 @@
 """``POST /v1/completions``: prompts in any of their spellings to a job."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from gateway.api.body import JsonObject
 from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import MOST_CHOICES, Caller, Job, Prompted, make_job
+from gateway.api.job import MOST_CHOICES, Caller, Job, Prompted, encode_prompt, make_job
 from gateway.api.models import Models
 from gateway.api.wire import CompletionFields
 from gateway.text.model import ServedModel
@@ -28,7 +29,8 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
     for rank, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             special = fields.add_special_tokens is not False
-            ids.append(await encode_text(prompt, model, special, caller.tenant))
+            text = partial(str, prompt)
+            ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
         else:
             check_ids(prompt, "prompt" if len(prompts) == 1 else f"prompt[{rank}]", model)
             ids.append(prompt)
@@ -43,11 +45,6 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
         echoes=tuple(spell(prompt, model) for prompt in prompts) if fields.echo else (),
     )
     return make_job(fields, rest, prompted, model, caller)
-
-
-async def encode_text(text: str, model: ServedModel, special: bool, scope: str) -> list[int]:
-    """Return the ids of one text."""
-    return await model.encoder.encode(lambda: text, len(text), special=special, scope=scope)
 
 
 def check_options(fields: CompletionFields) -> None:

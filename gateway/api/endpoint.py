@@ -1,5 +1,6 @@
 """The two generating endpoints as bare ASGI callables: body in, job, answers, bytes out."""
 
+import asyncio
 import re
 import uuid
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,7 @@ from gateway.api.respond import StreamWriter, write_stream, write_whole
 from gateway.relay.types import Answer, GenerationFailed, Generator
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[Job]]
+INLINE_BODY_BYTES = 256 << 10
 HINT = re.compile(r"[0-9]{1,7}")
 
 
@@ -64,8 +66,7 @@ class GenerationEndpoint:
             caller = read_headers(Headers(scope=scope), self._identify)
             body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
             async with Client(receive, send, self._limits.write_timeout_s) as client:
-                job = await self._prepare(parse_object(body), len(body), self._models, caller)
-                del body
+                job = await self._prepare(await parse(body), len(body), self._models, caller)
                 request_id = job.id
                 await self._answer(job, client, answers)
         except ClientGone:
@@ -94,6 +95,11 @@ class GenerationEndpoint:
                 await write_stream(client, events, StreamWriter(job, self._form, choices), headers)
             else:
                 await write_whole(client, events, job, self._form, choices, headers)
+
+
+async def parse(body: bytes) -> JsonObject:
+    """Parse a body; a large one beside the event loop, which then waits for no more than one step of it."""
+    return parse_object(body) if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(parse_object, body)
 
 
 def read_headers(headers: Headers, identify: Callable[[Headers], str]) -> Caller:

@@ -2,17 +2,18 @@
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from backends.types import Sampling
 from gateway.api.body import JsonObject
-from gateway.api.errors import bad_field
+from gateway.api.errors import ApiError, bad_field
 from gateway.api.fields import is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
 from gateway.relay.types import GenerationRequest
 from gateway.text.model import ServedModel
 from gateway.text.output import TextOptions
+from gateway.text.tokenise import PromptTooLong
 from policies.eligibility import RequestFeatures, unsplittable_reason
 
 MOST_CHOICES = 128
@@ -108,6 +109,31 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
     )
 
 
+async def encode_prompt(
+    make_text: Callable[[], str],
+    size_hint: int,
+    fields: GenerationFields,
+    model: ServedModel,
+    field: str,
+    special: bool,
+    caller: Caller,
+) -> list[int]:
+    """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises ApiError."""
+    limit = model.context_tokens if fields.truncate_prompt_tokens is None else None
+    try:
+        return await model.encoder.encode(
+            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit
+        )
+    except PromptTooLong as error:
+        raise over_context(field, model, f"far more than {model.context_tokens}") from error
+
+
+def over_context(field: str, model: ServedModel, tokens: object) -> ApiError:
+    """Return the error of a prompt that leaves no room for an answer."""
+    message = f"This model's maximum context length is {model.context_tokens} tokens, and the prompt has {tokens}."
+    return bad_field(field, message, "context_length_exceeded")
+
+
 def fit_prompt(
     prompt: Sequence[int], fields: GenerationFields, prompted: Prompted, model: ServedModel
 ) -> Sequence[int]:
@@ -119,11 +145,7 @@ def fit_prompt(
     if not prompt:
         raise bad_field(prompted.prompt_field, "The prompt has no tokens.", "invalid_value")
     if len(prompt) >= model.context_tokens:
-        raise bad_field(
-            prompted.prompt_field,
-            f"This model's maximum context length is {model.context_tokens} tokens, and the prompt has {len(prompt)}.",
-            "context_length_exceeded",
-        )
+        raise over_context(prompted.prompt_field, model, len(prompt))
     return prompt
 
 

@@ -146,6 +146,8 @@ async def write_whole(
                 done[index] = form.whole(job, index, gathered[index], choices[index].end(event))
             case KeepAlive():
                 pass
+    if len(done) < len(choices):
+        raise unfinished()
     answer = Answer(job.id, form.whole_object, job.created, job.model.name, [done[index] for index in sorted(done)])
     answer.usage = count_usage(job, choices)
     if job.return_token_ids and form.whole_object == "chat.completion":

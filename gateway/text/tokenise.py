@@ -22,9 +22,14 @@ PART_CHARACTERS = 256
 INLINE_CHARACTERS = 2000
 """Shorter texts are tokenised on the event loop: less time than the way to a thread and back."""
 ENTRY_BYTES = 200
+SAMPLED_CHARACTERS_PER_TOKEN = 16
 
 Scope = str
 Ids: TypeAlias = "array[int]"  # a generic only for the type checker before Python 3.12
+
+
+class PromptTooLong(Exception):
+    """A text has more tokens than asked for, by far."""
 
 
 class PartCache:
@@ -73,18 +78,31 @@ class PromptEncoder:
         self._cache = PartCache(cache_bytes)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenise")
 
-    async def encode(self, make_text: Callable[[], str], size_hint: int, *, special: bool, scope: Scope) -> list[int]:
+    async def encode(
+        self,
+        make_text: Callable[[], str],
+        size_hint: int,
+        *,
+        special: bool,
+        scope: Scope,
+        limit_tokens: int | None = None,
+    ) -> list[int]:
         """Return the ids of the text that ``make_text`` returns, which runs where the encoding runs.
 
         ``size_hint``: about how many characters. ``special``: with the ids that the tokenizer puts around a text (BOS).
-        ``scope``: parts are shared only within it. Raises what ``make_text`` raises.
+        ``scope``: parts are shared only within it. Raises what ``make_text`` raises, and PromptTooLong for a text that
+        is far over ``limit_tokens``, without encoding all of it; a text that is little over it is encoded.
         """
+
+        def work() -> list[int]:
+            text = make_text()
+            if limit_tokens is not None:
+                self._refuse_far_over(text, limit_tokens)
+            return self.encode_now(text, special=special, scope=scope)
+
         if size_hint <= INLINE_CHARACTERS:
-            return self.encode_now(make_text(), special=special, scope=scope)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._pool, lambda: self.encode_now(make_text(), special=special, scope=scope)
-        )
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def encode_now(self, text: str, *, special: bool = False, scope: Scope = "") -> list[int]:
         """Encode on this thread."""
@@ -110,6 +128,15 @@ class PromptEncoder:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _refuse_far_over(self, text: str, limit_tokens: int) -> None:
+        sample = SAMPLED_CHARACTERS_PER_TOKEN * limit_tokens
+        if len(text) <= 2 * sample:
+            return
+        sampled = len(self._tokenizer.encode_batch_fast([text[:sample]], add_special_tokens=False)[0].ids)
+        # The cut of the sample may make some more tokens than the whole text has there: hence the margin.
+        if sampled > limit_tokens + limit_tokens // 4 + SAMPLED_CHARACTERS_PER_TOKEN:
+            raise PromptTooLong
 
     def _split(self, text: str) -> list[str]:
         if self._cuts is None or len(text) <= PART_CHARACTERS:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
-from gateway.text.tokenise import ENTRY_BYTES, PartCache, PromptEncoder, find_cuts
+from gateway.text.tokenise import ENTRY_BYTES, PartCache, PromptEncoder, PromptTooLong, find_cuts
 from tests.gateway.model_dir import CORPUS, SPECIAL, byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer
 
 
@@ -117,4 +117,15 @@ async def test_errors_of_the_text_come_through() -> None:
     for size in (1, 100_000):
         with pytest.raises(LookupError):
             await encoder.encode(refuse, size, special=False, scope="")
+    encoder.close()
+
+
+async def test_far_too_long_text_is_refused_early() -> None:
+    """A text far over the limit is refused by a sample of it; one that may be under is encoded."""
+    encoder = PromptEncoder(byte_level_tokenizer())
+    with pytest.raises(PromptTooLong):
+        await encoder.encode(lambda: "word " * 100_000, 500_000, special=False, scope="", limit_tokens=1000)
+    for text in ("word " * 1500, "<|im_end|>" * 20_000):
+        ids = await encoder.encode(lambda text=text: text, len(text), special=False, scope="", limit_tokens=20_000)  # type: ignore[misc]
+        assert ids == encoder.encode_now(text)
     encoder.close()

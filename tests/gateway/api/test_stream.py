@@ -1,0 +1,225 @@
+"""What goes over the wire, and when: status line, events, keep-alives, errors, disconnects, slow clients."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.api.app import ApiState, build_app
+from gateway.api.endpoint import Limits
+from gateway.relay.types import GenerationFailed, KeepAlive, Tokens
+from gateway.text.model import ServedModel
+from tests.fakes.answers import ScriptedGenerator, Step, say
+from tests.fakes.gates import HoldGate
+from tests.fakes.server import AppServer
+from tests.gateway.api.raw import CHAT, connect
+
+STREAM = {**CHAT, "stream": True}
+PATH = "/v1/chat/completions"
+
+
+def steps_of(model: ServedModel, text: str = "Hello there") -> list[Step]:
+    """Return the steps that say a text."""
+    return say(model.encoder.encode_now(text))
+
+
+def payloads(data: bytes) -> list[Any]:
+    """Return the JSON of each event of an SSE body, [DONE] as it is."""
+    events = [event for event in data.decode().split("\n\n") if event]
+    found = [event.removeprefix("data: ") for event in events if event.startswith("data: ")]
+    return [event if event == "[DONE]" else json.loads(event) for event in found]
+
+
+async def test_each_event_is_one_write(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """An event's bytes are on the wire before the next event exists, and one [DONE] ends the stream."""
+    gates = [HoldGate() for _ in range(3)]
+    first, second, *rest = steps_of(model)
+    generator.script = lambda request: [first, gates[0], second, gates[1], *rest]
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        status, headers = await connection.read_head()
+        assert status == 200
+        assert headers["content-type"].startswith("text/event-stream")
+        assert headers["cache-control"] == "no-cache"
+        assert headers["x-accel-buffering"] == "no"
+        assert (headers["x-pdd-plan"], headers["x-pdd-reason"]) == ("relay", "scripted")
+        assert headers["x-request-id"] == generator.requests[0].request_id
+        assert len(payloads(await connection.read_chunk())) == 2
+        gates[0].open()
+        assert len(payloads(await connection.read_chunk())) == 1
+        gates[1].open()
+        events = payloads(b"".join(await connection.read_chunks()))
+        assert events.count("[DONE]") == 1
+        assert events[-1] == "[DONE]"
+
+
+async def test_no_status_line_before_the_first_event(
+    server: AppServer, generator: ScriptedGenerator, model: ServedModel
+) -> None:
+    """While nothing came the client has no status line, so a late failure still has its own status."""
+    gate = HoldGate()
+    generator.script = lambda request: [gate, GenerationFailed(503, "later", retry_after_s=7)]
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        await generator.started(1)
+        await gate.arrivals(1)
+        gate.open()
+        status, headers, body = await connection.read_json()
+        assert status == 503
+        assert headers["retry-after"] == "7"
+        assert body["error"] == {
+            "message": "later",
+            "type": "server_error",
+            "param": None,
+            "code": "service_unavailable",
+        }
+
+
+async def test_keep_alive_opens_the_stream(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """A keep-alive is a comment; a failure after it is an error event and there is no [DONE]."""
+    generator.script = lambda request: [KeepAlive(), KeepAlive(), GenerationFailed(400, "bad", param="messages")]
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        assert (await connection.read_head())[0] == 200
+        chunks = await connection.read_chunks()
+        assert chunks[:2] == [b": keep-alive\n\n"] * 2
+        assert [event["error"]["param"] for event in payloads(chunks[2])] == ["messages"]
+        assert b"[DONE]" not in b"".join(chunks)
+    await generator.all_closed()
+
+
+async def test_keep_alive_in_the_middle(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """Comments between chunks change nothing of the answer; a whole answer has none."""
+    steps = [entry for step in steps_of(model) for entry in (KeepAlive(), step)]
+    generator.script = lambda request: steps
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        await connection.read_head()
+        events = payloads(b"".join(await connection.read_chunks()))
+        text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e != "[DONE]")
+        assert text == "Hello there"
+        await connection.post(PATH, CHAT)
+        assert (await connection.read_json())[2]["choices"][0]["message"]["content"] == "Hello there"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("events_before", [0, 1, 3])
+async def test_disconnect(
+    server: AppServer, generator: ScriptedGenerator, model: ServedModel, stream: bool, events_before: int
+) -> None:
+    """A client that leaves ends the answer at once, before the first token, mid-stream, streamed or not."""
+    gate = HoldGate()
+    steps = steps_of(model)
+    generator.script = lambda request: [*steps[:events_before], gate, *steps[events_before:]]
+    tasks = len(asyncio.all_tasks())
+    async with connect(server) as connection:
+        await connection.post(PATH, {**CHAT, "stream": stream})
+        await gate.arrivals(1)
+    await generator.all_closed()
+    assert generator.answers[0].closes == 1
+    assert generator.answers[0].yielded == events_before
+    await server.connections_left(0)
+    assert len(asyncio.all_tasks()) <= tasks + 1
+
+
+async def test_disconnect_of_several_choices(server: AppServer, generator: ScriptedGenerator) -> None:
+    """Every choice's answer is closed when the client leaves."""
+    gate = HoldGate()
+    generator.script = lambda request: [gate]
+    async with connect(server) as connection:
+        await connection.post(PATH, {**STREAM, "n": 3})
+        await gate.arrivals(3)
+    await generator.all_closed()
+    assert [answer.closes for answer in generator.answers] == [1, 1, 1]
+
+
+async def test_failure_of_one_of_several_choices(
+    server: AppServer, generator: ScriptedGenerator, model: ServedModel
+) -> None:
+    """When one choice fails the request fails, and the others are closed."""
+    gate = HoldGate()
+    scripts: list[list[Step]] = [[gate], [GenerationFailed(502, "gone")]]
+    generator.script = lambda request: scripts[len(generator.answers)]
+    async with connect(server) as connection:
+        await connection.post(PATH, {**STREAM, "n": 2})
+        assert (await connection.read_head())[0] == 502
+    await generator.all_closed()
+    assert [answer.closes for answer in generator.answers] == [1, 1]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_answer_without_a_finish(
+    server: AppServer, generator: ScriptedGenerator, model: ServedModel, stream: bool
+) -> None:
+    """An answer that ends without a finish is an error that the client sees, never a good answer."""
+    generator.script = lambda request: steps_of(model)[:2]
+    async with connect(server) as connection:
+        await connection.post(PATH, {**CHAT, "stream": stream})
+        if stream:
+            await connection.read_head()
+            events = payloads(b"".join(await connection.read_chunks()))
+            assert events[-1]["error"]["code"] == "bad_gateway"
+        else:
+            assert (await connection.read_json())[0] == 502
+
+
+async def test_tokens_out_of_order(server: AppServer, generator: ScriptedGenerator) -> None:
+    """A gap in the positions is an error, and the text after it is not shown."""
+    generator.script = lambda request: [Tokens(0, (300,), None, "P", "p"), Tokens(2, (301,), None, "RLD", "r")]
+    async with connect(server) as connection:
+        await connection.post(PATH, CHAT)
+        assert (await connection.read_json())[0] == 500
+
+
+async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """A client that never reads stops the answer after the write timeout; not all of it was made."""
+    ids = model.encoder.encode_now("word " * 50)
+    many = [Tokens(at * len(ids), tuple(ids), None, "MD", "m") for at in range(20_000)]
+    generator.script = lambda request: many
+    server = AppServer(build_app(replace(state, limits=Limits(write_timeout_s=0.2))))
+    await server.start()
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        await generator.started(1)
+        await generator.all_closed()
+        assert generator.answers[0].yielded < len(many)
+    await server.stop()
+
+
+async def test_slow_client_gets_all(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """A client that reads late gets every token, and the answer waits for it."""
+    ids = model.encoder.encode_now("word " * 50)
+    count = 3000
+    many: list[Step] = [Tokens(at * len(ids), tuple(ids), None, "MD", "m") for at in range(count)]
+    gate = HoldGate()
+    generator.script = lambda request: [*many, *say([])]
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        await connection.read_head()
+        gate.open()
+        events = payloads(b"".join(await connection.read_chunks()))
+        text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e != "[DONE]")
+        assert len(text) == len("word " * 50) * count
+
+
+async def test_http_1_0(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """A client of HTTP/1.0 gets its events with a length and no chunked encoding."""
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM, version="1.0")
+        status, headers = await connection.read_head()
+        assert status == 200
+        assert "transfer-encoding" not in headers
+        body = await connection.reader.readexactly(int(headers["content-length"]))
+        assert payloads(body)[-1] == "[DONE]"
+        assert await connection.reader.read() == b""
+
+
+async def test_connection_is_kept(server: AppServer, generator: ScriptedGenerator) -> None:
+    """A stream that ended well leaves the connection usable."""
+    async with connect(server) as connection:
+        for _ in range(3):
+            await connection.post(PATH, STREAM)
+            assert (await connection.read_head())[0] == 200
+            assert payloads(b"".join(await connection.read_chunks()))[-1] == "[DONE]"

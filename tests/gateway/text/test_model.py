@@ -1,0 +1,91 @@
+"""Loading a model directory."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.text.model import ModelDirectoryError, load_model
+
+
+def copy(model_dir: Path, target: Path, **changes: Any) -> Path:
+    """Copy the directory; a change is a file's new JSON or text, or None to remove it."""
+    shutil.copytree(model_dir, target)
+    for name, content in changes.items():
+        path = target / name.replace("__", ".")
+        if content is None:
+            path.unlink()
+        else:
+            path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return target
+
+
+def test_loads(model_dir: Path) -> None:
+    """Tokenizer, template, EOS ids and the context length come from the directory."""
+    model = load_model("m", model_dir)
+    assert model.name == "m"
+    assert model.context_tokens == 4096
+    names = {model.tokenizer.id_to_token(token_id) for token_id in model.eos_token_ids}
+    assert names == {"<|im_end|>", "<|endoftext|>"}
+    assert model.template is not None
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"tokenizer__json": None}, "tokenizer.json"),
+        ({"tokenizer__json": "{"}, "tokenizer.json"),
+        ({"config__json": None}, "config.json"),
+        ({"config__json": "{"}, "config.json"),
+        ({"config__json": "[]"}, "config.json"),
+        ({"config__json": {}}, "max_position_embeddings"),
+        ({"chat_template__jinja": "{% for %}"}, "chat template, line 1"),
+    ],
+)
+def test_unusable_directory(model_dir: Path, tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    """An error at start names the file that is missing or wrong."""
+    with pytest.raises(ModelDirectoryError, match=named):
+        load_model("m", copy(model_dir, tmp_path / "copy", **changes))
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    """A missing directory is named."""
+    with pytest.raises(ModelDirectoryError, match="no such directory"):
+        load_model("m", tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ eos_token }}{{ pad_token }}", [{"name": "default", "template": "{{ eos_token }}{{ pad_token }}"}]]
+)
+def test_template_in_the_settings(model_dir: Path, tmp_path: Path, template: Any) -> None:
+    """A template may be in tokenizer_config.json, alone or named; special tokens are its variables."""
+    settings = {"chat_template": template, "eos_token": "E", "pad_token": {"content": "P"}}
+    directory = copy(model_dir, tmp_path / "copy", chat_template__jinja=None, tokenizer_config__json=settings)
+    model = load_model("m", directory)
+    assert model.template is not None
+    assert model.template.render([{"role": "user", "content": ""}]) == "EP"
+    model.close()
+
+
+def test_little_is_needed(model_dir: Path, tmp_path: Path) -> None:
+    """With a given context length the tokenizer's file is enough; such a model has no template."""
+    nothing = dict.fromkeys(
+        ("config__json", "generation_config__json", "tokenizer_config__json", "chat_template__jinja")
+    )
+    model = load_model("m", copy(model_dir, tmp_path / "copy", **nothing), context_tokens=99)
+    assert (model.context_tokens, model.template, model.eos_token_ids) == (99, None, frozenset())
+    model.close()
+
+
+def test_context_one_level_down(model_dir: Path, tmp_path: Path) -> None:
+    """A multimodal model's context length is in its text_config; EOS may be a single id."""
+    config = {"text_config": {"max_position_embeddings": 77}, "eos_token_id": 5}
+    directory = copy(
+        model_dir, tmp_path / "copy", config__json=config, generation_config__json=None, tokenizer_config__json={}
+    )
+    model = load_model("m", directory)
+    assert (model.context_tokens, model.eos_token_ids) == (77, frozenset({5}))
+    model.close()
