@@ -203,11 +203,14 @@ class Mover:
 
     def _pump(self) -> None:
         """Start every fetch that may start."""
+        window_bytes = self.pace.window_bytes(self._chunk_bytes)
+        # Connections that each have one chunk on order finish together and leave the link idle: give each two.
+        spread = max(1, window_bytes // max(1, 2 * self._chunk_bytes))
         while self._tasks is not None:
-            connection = self.source.idlest()
+            connection = self.source.idlest(spread)
             if connection is None:
                 return
-            fetch = self.schedule.next_fetch(self.pace.window_bytes(self._chunk_bytes))
+            fetch = self.schedule.next_fetch(window_bytes)
             if fetch is None:
                 return
             self._carriers[fetch] = connection

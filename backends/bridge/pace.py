@@ -61,9 +61,9 @@ class Pace:
         return -self._rtts[0][1] if self._rtts else 0.0
 
     def window_bytes(self, chunk_bytes: int) -> int:
-        """Bytes to have on order; at least two chunks, so that one can queue behind the one that is arriving."""
+        """Bytes to have on order: besides the round trips' worth, one chunk that is arriving, and one behind it."""
         rate = min(self.rate_bytes_per_s, self._rate_cap or self.rate_bytes_per_s)
-        wanted = 2 * rate * (self.rtt_s + _SLACK_S)
+        wanted = 2 * rate * (self.rtt_s + _SLACK_S) + chunk_bytes
         return int(min(max(wanted, 2 * chunk_bytes), self._max_window_bytes))
 
 

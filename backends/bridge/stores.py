@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 from backends.bridge.keys import DIALECTS, guarded_size_bytes
 from backends.bridge.line import Line
@@ -44,13 +45,10 @@ class SourceStore:
         """Connections opened since the start."""
         return sum(line.opened_count for line in self.lines)
 
-    def idlest(self) -> Connection | None:
-        """The connection with the fewest bytes on order; None when the link is down."""
-        return min(
-            (line.connection for line in self._lines if line.connection is not None and line.connection.usable),
-            key=lambda connection: connection.due_bytes,
-            default=None,
-        )
+    def idlest(self, spread: int) -> Connection | None:
+        """Of the first ``spread`` connections that are up, the one with the fewest bytes on order."""
+        usable = (line.connection for line in self._lines if line.connection is not None and line.connection.usable)
+        return min(islice(usable, spread), key=lambda connection: connection.due_bytes, default=None)
 
     async def round_trip_s(self) -> float:
         """Measure the link's round trip. Raises ConnectionLost."""
