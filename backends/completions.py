@@ -93,9 +93,8 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     error: Any = None
-    object: str | None = None
-    """``error`` in the error events of older engines, whose fields lie at the top."""
     message: Any = None
+    """The error events of older engines have their fields at the top, and no choices."""
     param: Any = None
     code: Any = None
 
@@ -122,7 +121,7 @@ class CompletionDecoder:
             self._end()
             return None
         chunk = parse_chunk(event)
-        if chunk.error is not None or chunk.object == "error":
+        if chunk.error is not None or (chunk.message is not None and chunk.choices is None):
             raise self._failure(chunk.error if chunk.error is not None else msgspec.structs.asdict(chunk))
         self._is_first = False
         usage = _leg_usage(chunk.usage) if chunk.usage else None
@@ -130,18 +129,19 @@ class CompletionDecoder:
             self._compare(usage)
             return LegChunk(usage=usage) if usage else None
         choice = chunk.choices[0]
-        if choice.token_ids is None and choice.text:
+        ids = choice.token_ids
+        if ids:
+            if self._has_finish:
+                raise EngineBroken("token ids after the finish_reason")
+            self._tokens += len(ids)
+        elif ids is None and choice.text:
             raise EngineBroken("the engine streams text without token ids")
-        ids = choice.token_ids or []
-        if ids and self._has_finish:
-            raise EngineBroken("token ids after the finish_reason")
-        self._tokens += len(ids)
         self._compare(usage)
         finish = self._finish(choice.finish_reason)
         if not (ids or finish or usage):
             return None
         logprobs = _token_logprobs(choice.logprobs, ids, self._alternatives or 0) if choice.logprobs and ids else None
-        return LegChunk(tuple(ids), logprobs, finish, choice.stop_reason if finish else None, usage)
+        return LegChunk(tuple(ids or ()), logprobs, finish, choice.stop_reason if finish else None, usage)
 
     def _finish(self, reason: str | None) -> EngineFinish | None:
         if not reason:
