@@ -38,7 +38,12 @@ def bind(host: str, port: int) -> socket.socket:
 async def serve(app: ASGIApp, listener: socket.socket, on_stop: Callable[[], None]) -> None:
     """Serve ``app`` until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end."""
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=SHUTDOWN_GRACE_S
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
     )
     server = _Server(config)
     loop = asyncio.get_running_loop()
