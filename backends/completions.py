@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable
+from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable, IdsMissing
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
 
 LOWEST_LOGPROB = -9999.0
@@ -135,7 +135,7 @@ class CompletionDecoder:
                 raise EngineBroken("token ids after the finish_reason")
             self._tokens += len(ids)
         elif ids is None and choice.text:
-            raise EngineBroken("the engine streams text without token ids")
+            raise IdsMissing("the engine streams text without token ids")
         self._compare(usage)
         finish = self._finish(choice.finish_reason)
         if not (ids or finish or usage):
@@ -162,13 +162,13 @@ class CompletionDecoder:
 
     def _compare(self, usage: LegUsage | None) -> None:
         if usage and usage.completion_tokens > self._tokens:
-            raise EngineBroken(f"{usage.completion_tokens} tokens were made, ids of {self._tokens} came")
+            raise IdsMissing(f"{usage.completion_tokens} tokens were made, ids of {self._tokens} came")
 
     def _end(self) -> None:
         if not self._has_finish:
             raise EngineBroken("[DONE] without a finish_reason")
         if not self._tokens:
-            raise EngineBroken("the answer ended without any token id")
+            raise IdsMissing("the answer ended without any token id")
         self.is_done = True
 
 

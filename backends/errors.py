@@ -5,6 +5,7 @@ BackendError
   EngineRejected      the engine refused the request itself (4xx): another instance would refuse it too
   EngineFailed        the engine accepted and failed (5xx, an error event, finish_reason "abort" or "error")
   EngineBroken        the stream was cut, or was not the dialect that was agreed on
+    IdsMissing        tokens were made whose ids never came: what this engine says cannot be continued elsewhere
   EngineTimeout       no token within the leg's time limits
   TransferFailed      a KV transfer cannot complete
 """
@@ -38,6 +39,10 @@ class EngineFailed(BackendError):
 
 class EngineBroken(BackendError):
     """The stream ended without its proper end."""
+
+
+class IdsMissing(EngineBroken):
+    """The engine streams fewer token ids than it makes tokens."""
 
 
 class EngineTimeout(BackendError):

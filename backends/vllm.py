@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import msgspec
 
 from backends.completions import CompletionDecoder, encode_leg, refusal
-from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable
+from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
 from backends.metrics import find_label, read_samples
 from backends.sse import EventTooLarge, SseParser
 from backends.stream import Origin, Response
@@ -46,6 +46,8 @@ class VllmEngine:
         self._id = id
         self._origin = Origin(url, headers=headers, connect_timeout_s=connect_timeout_s, ssl_context=ssl_context)
         self._control_timeout_s = control_timeout_s
+        self._boot_id: str | None = None
+        self._loses_ids = False
 
     @property
     def id(self) -> str:
@@ -76,13 +78,19 @@ class VllmEngine:
                         if chunk.token_ids:
                             response.set_deadline(now_s() + leg.idle_timeout_s)
             response.finish()
+        except IdsMissing:
+            self._loses_ids = True
+            raise
         except EventTooLarge as error:
             raise EngineBroken(str(error)) from None
         finally:
             await response.aclose()
 
     async def probe(self) -> Capabilities:
-        """Ask for models, health and metrics, see ``Engine.probe``."""
+        """Ask for models, health and metrics, see ``Engine.probe``.
+
+        An engine streams token ids until one of its legs showed that it loses some; a restart clears that.
+        """
         await self._get("/health")
         try:
             models = msgspec.json.decode(await self._get("/v1/models"), type=_Models).data
@@ -94,12 +102,15 @@ class VllmEngine:
         lengths = [model.max_model_len for model in models if model.max_model_len is not None]
         block_size = find_label(metrics, "vllm:cache_config_info", "block_size")
         starts = read_samples(metrics, "process_start_time_seconds")
+        boot_id = str(starts[0]) if starts else None
+        if boot_id != self._boot_id:
+            self._boot_id, self._loses_ids = boot_id, False
         return Capabilities(
             models=tuple(model.id for model in models),
             max_model_len=min(lengths, default=None),
             block_size_tokens=int(block_size) if block_size and block_size.isdecimal() else None,
-            streams_token_ids=True,
-            boot_id=str(starts[0]) if starts else None,
+            streams_token_ids=not self._loses_ids,
+            boot_id=boot_id,
         )
 
     async def load(self) -> EngineLoad:

@@ -172,6 +172,18 @@ async def test_connect_timeout() -> None:
         assert origin.open_connections == 0
 
 
+async def test_cancel_while_connecting() -> None:
+    """Cancelling the caller in the middle of a handshake leaves no socket behind."""
+    async with RawServer() as server:
+        origin = Origin(server.url.replace("http:", "https:"))
+        task = asyncio.create_task(get(origin))
+        await server.connected()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert origin.open_connections == 0
+
+
 async def test_silence() -> None:
     """An engine that says nothing is given up, and the connection is closed."""
     async with RawServer(say()) as server:

@@ -14,12 +14,14 @@ from backends.errors import (
     EngineRejected,
     EngineTimeout,
     EngineUnavailable,
+    IdsMissing,
 )
 from backends.types import LegChunk, LegRequest, LegUsage, Sampling
 from backends.vllm import VllmEngine
 from tests.conformance.engine_suite import EngineCase, EngineSuite, collect, ids_of
 from tests.fakes.engine import FakeEngine, error_body
 from tests.fakes.gates import HoldGate
+from tests.fakes.raw_server import RawServer, say
 from tests.fakes.script import (
     Cut,
     EndAs,
@@ -161,9 +163,9 @@ async def test_eos_ends_the_leg(fake: FakeEngine, engine: VllmEngine) -> None:
         (ErrorEvent(0, {"message": "x", "code": 9999}), EngineFailed, 0),
         (ErrorEvent(0, {"message": "x", "code": 422}), EngineRejected, 0),
         (ErrorEvent(0, {"message": "x", "code": 429}), EngineUnavailable, 0),
-        (LoseIds(frozenset({2})), EngineBroken, 5),
-        (LoseIds(frozenset({2}), as_null=True), EngineBroken, 5),
-        (LoseIds(frozenset(range(6)), as_null=True), EngineBroken, 0),
+        (LoseIds(frozenset({2})), IdsMissing, 5),
+        (LoseIds(frozenset({2}), as_null=True), IdsMissing, 5),
+        (LoseIds(frozenset(range(6)), as_null=True), IdsMissing, 0),
         (Refuse(400, error_body(400, "no", "top_p")), EngineRejected, 0),
         (Refuse(404, b"not json"), EngineRejected, 0),
         (Refuse(429), EngineUnavailable, 0),
@@ -402,3 +404,44 @@ async def test_usage_is_optional(fake: FakeEngine, engine: VllmEngine) -> None:
     got: list[LegChunk] = await collect(engine, leg())
     assert len(ids_of(got)) == 6
     assert all(chunk.usage is None for chunk in got)
+
+
+async def test_an_engine_that_loses_ids_is_known_by_it(fake: FakeEngine, engine: VllmEngine) -> None:
+    """Once ids were lost the probe says so, until the engine process is another one."""
+    assert (await engine.probe()).streams_token_ids
+    fake.scripts.append(Script(fault=LoseIds(frozenset({1}))))
+    with pytest.raises(IdsMissing):
+        await collect(engine, leg())
+    assert not (await engine.probe()).streams_token_ids
+    fake.boot_time += 1
+    assert (await engine.probe()).streams_token_ids
+
+
+async def test_text_without_ids_is_noticed_at_once(fake: FakeEngine, engine: VllmEngine) -> None:
+    """A hole shows before anything after it is passed on."""
+    pieces = (event(TOKEN % ""), event('{"choices":[{"text":"lost","token_ids":null}]}'), FINISH, DONE)
+    fake.script = Script(fault=Verbatim(pieces))
+    ids: list[int] = []
+    with pytest.raises(IdsMissing):
+        async for chunk in engine.generate(leg()):
+            ids += chunk.token_ids
+    assert ids == [5]
+
+
+async def test_probe_of_a_server_that_lists_no_models() -> None:
+    """An answer of another shape breaks the probe."""
+    ok = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    async with RawServer(say(ok), say(ok)) as server:
+        other = VllmEngine("other", server.url)
+        with pytest.raises(EngineBroken):
+            await other.probe()
+        await other.aclose()
+
+
+async def test_probe_of_a_silent_server() -> None:
+    """A probe that is not answered in time says that the engine is not available."""
+    async with RawServer(say()) as server:
+        silent = VllmEngine("silent", server.url, control_timeout_s=0.05)
+        with pytest.raises(EngineUnavailable):
+            await silent.probe()
+        await silent.aclose()

@@ -5,6 +5,8 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
+from tests.fakes.gates import Watch
+
 Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -40,10 +42,16 @@ class RawServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self.requests: list[bytes] = []
         self.accepted = 0
+        self._watch = Watch()
         self.url = ""
+
+    async def connected(self, count: int = 1) -> None:
+        """Wait until ``count`` connections were accepted in all."""
+        await self._watch.until(lambda: self.accepted >= count)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
+        self._watch.changed()
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
