@@ -56,16 +56,18 @@ class OutputText:
         text = ""
         offsets: list[int] = []
         for token_id in ids:
-            if self.stopped is not None:
+            if self._terminator is not None:
+                text += self._release_terminator()
+            if self._stops.stopped is not None:
                 break
-            text += self._release_terminator()
             self.tokens += 1
             offsets.append(self._made_characters)
             if token_id in self._options.terminators:
                 self._terminator = token_id
-            else:
-                text += self._match(self._detokeniser.push(token_id), self.tokens)
-        return Piece(text, tuple(ids[: len(offsets)]), tuple(offsets), self.stopped is not None)
+            elif made := self._detokeniser.push(token_id):
+                text += self._match(made)
+        taken = tuple(ids) if len(offsets) == len(ids) else tuple(ids[: len(offsets)])
+        return Piece(text, taken, tuple(offsets), self._stops.stopped is not None)
 
     def finish(self, terminator: bool) -> str:
         """Return the rest of the text; ``terminator``: the last id ended the answer."""
@@ -73,16 +75,15 @@ class OutputText:
             return ""
         if terminator and not self._options.include_stop_str_in_output:
             self._terminator = None
-        text = self._release_terminator()
-        return text + self._match(self._detokeniser.flush(), self.tokens) + self._stops.flush()
+        text = self._release_terminator() if self._terminator is not None else ""
+        return text + self._match(self._detokeniser.flush()) + self._stops.flush()
 
     def _release_terminator(self) -> str:
         # An id that could have ended the answer and did not is text like any other.
-        if self._terminator is None:
-            return ""
+        assert self._terminator is not None
         token_id, self._terminator = self._terminator, None
-        return self._match(self._detokeniser.push(token_id), self.tokens)
+        return self._match(self._detokeniser.push(token_id))
 
-    def _match(self, text: str, tokens: int) -> str:
+    def _match(self, text: str) -> str:
         self._made_characters += len(text)
-        return self._stops.push(text, may_stop=tokens > self._options.min_tokens) if text else ""
+        return self._stops.push(text, self.tokens > self._options.min_tokens)

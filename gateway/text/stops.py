@@ -27,6 +27,8 @@ class StopString:
         With ``may_stop`` false a complete match is passed over.
         """
         text, matched, fallback = self.text, self.matched, self._fallback
+        if not matched and text[0] not in piece:
+            return None
         at = 0
         while at < len(piece):
             if not matched:
@@ -70,10 +72,16 @@ class StopMatcher:
             return ""
         if not self._strings:
             return piece
-        matches = [(end, -len(s.text), s.text) for s in self._strings if (end := s.feed(piece, may_stop)) is not None]
         text = self._held + piece
+        held = 0
+        matches: list[tuple[int, int, str]] = []
+        for string in self._strings:
+            end = string.feed(piece, may_stop)
+            if end is not None:
+                matches.append((end, -len(string.text), string.text))
+            elif string.matched > held:
+                held = string.matched
         if not matches:
-            held = max(s.matched for s in self._strings)
             self._held = text[len(text) - held :]
             return text[: len(text) - held]
         end, _, self.stopped = min(matches)

@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import TypeAlias
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 PART_CHARACTERS = 256
 """Parts are no shorter than this, but for the last, which is then not kept."""
@@ -111,7 +111,7 @@ class PromptEncoder:
         parts = self._split(text)
         found = [self._cache.get(scope, part) for part in parts]
         missing = [part for part, ids in zip(parts, found, strict=True) if ids is None]
-        made = iter(self._tokenizer.encode_batch_fast(missing, add_special_tokens=False)) if missing else iter(())
+        made = iter(self._encode_parts(missing))
         before, after = self._wrapping if special and self._wrapping is not None else ([], [])
         prompt = list(before)
         for part, ids in zip(parts, found, strict=True):
@@ -128,6 +128,12 @@ class PromptEncoder:
     def close(self) -> None:
         """End the threads."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_parts(self, parts: list[str]) -> list[Encoding]:
+        if sum(map(len, parts)) <= INLINE_CHARACTERS:
+            # The batch call hands its work to other threads, which costs more than such a text.
+            return [self._tokenizer.encode(part, add_special_tokens=False) for part in parts]
+        return self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
 
     def _refuse_far_over(self, text: str, limit_tokens: int) -> None:
         sample = SAMPLED_CHARACTERS_PER_TOKEN * limit_tokens
