@@ -232,7 +232,7 @@ class Mover:
             del self._carriers[fetch]
         if found is None:
             self.schedule.vanished(fetch)
-            self._probe_now.set()
+            self._loop.call_later(_PROBE_INTERVAL_S, self._probe_now.set)
             return
         self.pace.delivered(mark, self._loop.time())
         self.schedule.received(fetch)
