@@ -65,9 +65,18 @@ class Cluster:
 
     async def wan_bytes(self) -> int:
         """Bytes that crossed the link so far, both ways."""
-        async with httpx.AsyncClient() as client:
-            stats = (await client.get(f"{self.children['wan'].url}/stats")).json()
+        stats = await self._wan_stats()
         return sum(int(stats[key]) for key in ("to_target_bytes", "from_target_bytes"))
+
+    async def store_bytes(self) -> int:
+        """Bytes that came over the link from region A's store so far: KV."""
+        near = self.through_link["store"].rpartition(":")[2]
+        routes = (await self._wan_stats())["routes"]
+        return sum(int(route["from_target_bytes"]) for route in routes if route["listen"].endswith(f":{near}"))
+
+    async def _wan_stats(self) -> dict[str, Any]:
+        async with httpx.AsyncClient() as client:
+            return dict((await client.get(f"{self.children['wan'].url}/stats")).json())
 
     async def control_wan(self, verb: str, **body: Any) -> None:
         """Stall, cut, heal or set the link."""

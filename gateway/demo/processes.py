@@ -33,6 +33,11 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the process lives."""
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Start it and wait until it listens. Raises DemoFailed."""
         with self.log.open("wb") as log:

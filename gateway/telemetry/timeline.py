@@ -49,3 +49,7 @@ class Timelines:
     def get(self, request_id: str) -> Timeline | None:
         """Find a kept timeline."""
         return self._kept.get(request_id)
+
+    def newest(self) -> Timeline | None:
+        """The timeline that was opened last."""
+        return next(reversed(self._kept.values()), None)

@@ -1,0 +1,209 @@
+"""Two real regions with a gateway in front, for tests that kill, cut and leave."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from backends.metrics import read_samples
+from backends.reference.demo_model import MODEL_DIR
+from backends.reference.demo_model.prompts import long_prompt
+from backends.serving import bind, serve
+from gateway.app import Gateway
+from gateway.demo.cluster import MODEL, Cluster, Plan, bridge_arguments, engine_arguments, run_cluster
+from gateway.demo.command import kv_bytes_per_token
+from gateway.demo.processes import Child
+from gateway.demo.scenarios import run_alone
+from gateway.settings import parse_settings
+from policies.rules import parse_rules
+
+ANSWER_TOKENS = 120
+QUICK = {"transfer_retry_backoff_s": 0.1, "transfer_retry_backoff_max_s": 0.5, "keepalive_s": 5.0}
+RELAYED: dict[str, Any] = {
+    "direct_wan_bound_s": 0,
+    "handoff": {"mode": "catch_up", "threshold_tokens": 2, "max_rounds": 20},
+    "relay": QUICK,
+}
+
+
+async def eventually(is_so: Callable[[], Awaitable[bool]], within_s: float) -> bool:
+    """Look again and again whether other processes have come to a state, for a bounded time."""
+    end_s = time.monotonic() + within_s
+    while not await is_so():
+        if time.monotonic() > end_s:
+            return False
+        await asyncio.sleep(0.02)
+    return True
+
+
+@dataclass(slots=True)
+class Asked:
+    """A running request, as its client sees it."""
+
+    response: httpx.Response
+    ids: list[int]
+    roles: list[str]
+    prompt_ids: list[int]
+    finish_reason: str | None = None
+    error: dict[str, Any] | None = None
+    done: bool = False
+    _lines: AsyncIterator[str] = field(init=False)
+
+    @property
+    def request_id(self) -> str:
+        """Name of the request in the timelines."""
+        return self.response.headers["x-request-id"]
+
+    async def read(self, until: Callable[["Asked"], bool] = lambda _: False) -> "Asked":
+        """Read on until ``until`` holds or the stream ends."""
+        async for line in self._lines:
+            if line == "data: [DONE]":
+                self.done = True
+            elif line.startswith("data: "):
+                self._note(orjson.loads(line[6:]))
+            if until(self):
+                break
+        return self
+
+    def __post_init__(self) -> None:
+        self._lines = self.response.aiter_lines()
+
+    def _note(self, chunk: dict[str, Any]) -> None:
+        self.error = chunk.get("error") or self.error
+        for choice in chunk.get("choices", ()):
+            if chunk.get("prompt_token_ids"):
+                self.prompt_ids += chunk["prompt_token_ids"]
+            ids = choice.get("token_ids") or []
+            self.ids += ids
+            self.roles += [chunk["pdd"]["role"]] * len(ids)
+            self.finish_reason = choice.get("finish_reason") or self.finish_reason
+
+
+@dataclass(slots=True)
+class Regions:
+    """The cluster, its gateway, and what tests do to them."""
+
+    cluster: Cluster
+    gateway: Gateway
+    base_url: str
+    client: httpx.AsyncClient
+    _seed: list[int]
+
+    def use(self, rules: dict[str, Any]) -> None:
+        """Put rules in force."""
+        self.gateway.rulebook.replace(parse_rules(rules))
+
+    def fresh_prompt(self, words: int) -> str:
+        """A prompt that no cache has."""
+        self._seed[0] += 1
+        return long_prompt(10_000 + self._seed[0], words)
+
+    @asynccontextmanager
+    async def ask(self, words: int = 800, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
+        """Send a streamed chat and give its reader once the headers are there; leaving the block leaves the stream."""
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": self.fresh_prompt(words)}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+        url = f"{self.base_url}/v1/chat/completions"
+        async with self.client.stream("POST", url, json=body | fields, headers={"x-pdd-trace": "1"}) as response:
+            yield Asked(response, [], [], [])
+
+    async def alone(self, asked: Asked, tokens: int = ANSWER_TOKENS) -> list[int]:
+        """What one engine gives for the same prompt."""
+        return await run_alone(self.cluster.children["p1"].url, MODEL, asked.prompt_ids, tokens)
+
+    def newest_timeline(self) -> dict[str, Any]:
+        """The course of the newest request."""
+        newest = self.gateway.timelines.newest()
+        return newest.as_dict() if newest else {"events": []}
+
+    async def reached(self, event: str, within_s: float = 20.0, **details: Any) -> bool:
+        """Wait until the newest request's timeline has an event."""
+
+        async def is_so() -> bool:
+            events = self.newest_timeline()["events"]
+            return any(one["event"] == event and details.items() <= one.items() for one in events)
+
+        return await eventually(is_so, within_s)
+
+    async def restart(self, name: str) -> None:
+        """Start a killed child again, under its old address."""
+        old = self.cluster.children[name]
+        await old.stop()
+        listen = urlsplit(old.url).netloc
+        if name == "bridge":
+            store_port = urlsplit(self.cluster.through_link["store"]).port
+            assert store_port is not None
+            arguments = bridge_arguments(self.cluster, store_port, int(listen.rpartition(":")[2]))
+        else:
+            role = {"p": "prefill", "rld": "relay", "md": "main"}[name.rstrip("0123456789")]
+            region = "b" if role == "main" else "a"
+            arguments = engine_arguments(self.cluster, role, region, listen)
+        child = self.cluster.children[name] = Child(name, self.cluster.folder, *arguments)
+        await child.start()
+
+    async def healed(self) -> None:
+        """Everything that a test broke is whole again, and the gateway knows."""
+        await self.cluster.control_wan("heal")
+        await self.cluster.control_wan("stall", on=False)
+        for name, child in list(self.cluster.children.items()):
+            if not child.is_running:
+                await self.restart(name)
+
+        async def is_so() -> bool:
+            now_s = time.monotonic()
+            links = self.gateway.links.views().values()
+            return all(i.usable(now_s) for i in self.gateway.pools.instances) and all(link.up for link in links)
+
+        assert await eventually(is_so, 20)
+        assert await self.engines_idle(10)
+
+    async def running(self) -> int:
+        """Requests that run on any engine that lives."""
+        count = 0.0
+        for name, child in self.cluster.children.items():
+            if name.startswith(("p", "rld", "md")) and child.is_running:
+                page = (await self.client.get(f"{child.url}/metrics")).text
+                count += sum(read_samples(page, "vllm:num_requests_running"))
+                count += sum(read_samples(page, "vllm:num_requests_waiting"))
+        return int(count)
+
+    async def engines_idle(self, within_s: float) -> bool:
+        """Whether no engine has a request, soon."""
+
+        async def is_so() -> bool:
+            return await self.running() == 0
+
+        return await eventually(is_so, within_s)
+
+
+@asynccontextmanager
+async def open_regions(
+    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 20.0
+) -> AsyncIterator[Regions]:
+    """Run everything for the length of the block."""
+    plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts)
+    listener = bind("127.0.0.1", 0)
+    async with run_cluster(plan, lambda _: None) as cluster:
+        settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
+        async with Gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
+            serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
+            try:
+                yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
+            finally:
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving

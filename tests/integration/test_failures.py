@@ -1,0 +1,148 @@
+"""Kills, cuts and stalls in each phase of a live request: the client gets the exact answer all the same."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.integration.regions import ANSWER_TOKENS, Regions, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
+
+Fault = Callable[[Regions], Awaitable[None]]
+
+
+def _instance(regions: Regions, role: str) -> str:
+    """The instance of a role that the newest request uses."""
+    timeline = regions.newest_timeline()
+    kinds = {"relay": ("relay",), "main": ("extend", "final")}[role]
+    used = [one["instance"] for one in timeline["events"] if one["event"] == "leg_started" and one["kind"] in kinds]
+    return str(used[-1] if used else timeline[role])
+
+
+async def kill_rld(regions: Regions) -> None:
+    """End RLD without a word."""
+    regions.cluster.children[_instance(regions, "relay")].kill()
+
+
+async def kill_md(regions: Regions) -> None:
+    """End MD without a word."""
+    regions.cluster.children[_instance(regions, "main")].kill()
+
+
+async def kill_bridge(regions: Regions) -> None:
+    """End the bridge without a word, and let its supervisor start it again."""
+    regions.cluster.children["bridge"].kill()
+    await regions.restart("bridge")
+
+
+async def cut_link(regions: Regions) -> None:
+    """Break all connections between the regions for a while."""
+    await regions.cluster.control_wan("cut", for_s=0.5)
+
+
+async def stall_link(regions: Regions) -> None:
+    """Let nothing pass between the regions for a while; connections stand."""
+    await regions.cluster.control_wan("stall", on=True)
+    asyncio.get_running_loop().call_later(1.5, lambda: _heal_soon(regions))
+
+
+_healing: set[asyncio.Task[None]] = set()
+
+
+def _heal_soon(regions: Regions) -> None:
+    task = asyncio.ensure_future(regions.cluster.control_wan("stall", on=False))
+    _healing.add(task)
+    task.add_done_callback(_healing.discard)
+
+
+async def in_prefill(regions: Regions) -> None:
+    """P computes the prompt."""
+    assert await regions.reached("leg_started", kind="prefill")
+
+
+async def in_eager(regions: Regions) -> None:
+    """RLD writes while the KV is on its way."""
+    assert await regions.reached("leg_started", kind="relay")
+
+
+async def in_catch_up(regions: Regions) -> None:
+    """MD extends while RLD writes."""
+    assert await regions.reached("leg_started", kind="extend")
+
+
+async def in_main(regions: Regions) -> None:
+    """MD writes."""
+    assert await regions.reached("joint", role="MD")
+
+
+@pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
+@pytest.mark.parametrize(
+    "fault", [kill_rld, kill_md, kill_bridge, cut_link, stall_link], ids=lambda fault: fault.__name__
+)
+async def test_any_single_fault_leaves_the_answer_exact(whole: Regions, fault: Fault, phase: Fault) -> None:
+    """RLD, MD, the bridge or the link fails in the phase: the ids are those of one engine, none lost or repeated."""
+    before = whole.newest_timeline().get("request_id")
+
+    async def is_admitted() -> bool:
+        return whole.newest_timeline().get("request_id") != before
+
+    async def break_it() -> None:
+        assert await eventually(is_admitted, 10)
+        await phase(whole)
+        await fault(whole)
+
+    breaking = asyncio.create_task(break_it())
+    async with whole.ask() as asked:
+        await asked.read()
+    await breaking
+    assert asked.error is None and asked.done and asked.finish_reason == "length"
+    assert asked.ids == await whole.alone(asked)
+
+
+async def test_no_decode_instance_left_is_an_error_that_the_client_sees(whole: Regions) -> None:
+    """With every RLD and MD dead in the middle of an answer the stream ends in an error event, not in silence."""
+    async with whole.ask(tokens=2000) as asked:
+        await asked.read(lambda so_far: len(so_far.ids) >= 5)
+        for name in ("rld1", "rld2", "md1", "md2"):
+            whole.cluster.children[name].kill()
+        await asked.read()
+    assert asked.error is not None and not asked.done
+    assert asked.ids == (await whole.alone(asked))[: len(asked.ids)]
+
+
+@pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
+async def test_client_that_leaves_frees_everything_within_a_second(whole: Regions, phase: Fault) -> None:
+    """The client goes in the phase: within 1 s no engine has the request, and no more KV crosses the link."""
+    before = whole.newest_timeline().get("request_id")
+
+    async def is_admitted() -> bool:
+        return whole.newest_timeline().get("request_id") != before
+
+    async def read_on() -> None:
+        async with whole.ask(words=2000, tokens=4000) as asked:
+            await asked.read()
+
+    reading = asyncio.create_task(read_on())
+    assert await eventually(is_admitted, 10)
+    await phase(whole)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    left_s = time.monotonic()
+    assert await whole.engines_idle(1.0)
+
+    async def is_quiet() -> bool:
+        crossed = await whole.cluster.store_bytes()
+        await asyncio.sleep(0.2)
+        return await whole.cluster.store_bytes() - crossed < 4096
+
+    assert await eventually(is_quiet, max(0.0, left_s + 1.0 - time.monotonic()) + 0.3)
+
+
+async def test_answer_is_exact_without_faults(whole: Regions) -> None:
+    """The plain relay gives one engine's ids, by all three roles."""
+    async with whole.ask() as asked:
+        await asked.read()
+    assert asked.ids == await whole.alone(asked)
+    assert len(asked.ids) == ANSWER_TOKENS and set(asked.roles) == {"P", "RLD", "MD"}

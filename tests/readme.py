@@ -1,0 +1,122 @@
+"""The tables of README.md that are made from the code: ``python -m tests.readme`` writes them, a test compares them."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+from prometheus_client import Metric
+
+from gateway.__main__ import COMMANDS
+from gateway.settings import Settings
+from gateway.telemetry.metrics import Metrics
+from policies.rules import Rules
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+
+
+def struct_rows(kind: type[msgspec.Struct], prefix: str = "", skip: tuple[type, ...] = ()) -> list[str]:
+    """One row for each field, nested sections flattened to dotted paths."""
+    rows = []
+    hints = get_type_hints(kind, include_extras=True)
+    for field in msgspec.structs.fields(kind):
+        hint, path = hints[field.name], f"{prefix}{field.encode_name}"
+        section, many = _section(hint)
+        if section in skip:
+            rows.append(f"| `{path}` | | see the rules table |")
+        elif section is not None:
+            rows += struct_rows(section, f"{path}{'[]' if many else ''}.", skip)
+        else:
+            rows.append(f"| `{path}` | {_default(field)} | {_description(hint)} |")
+    return rows
+
+
+def _section(hint: Any) -> tuple[type[msgspec.Struct] | None, bool]:
+    if get_origin(hint) is Annotated:
+        return _section(get_args(hint)[0])
+    if inspect.isclass(hint) and issubclass(hint, msgspec.Struct):
+        return hint, False
+    if (
+        get_origin(hint) is tuple
+        and inspect.isclass(get_args(hint)[0])
+        and issubclass(get_args(hint)[0], msgspec.Struct)
+    ):
+        return get_args(hint)[0], True
+    return None, False
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+    if isinstance(value, tuple):
+        value = list(value)
+    return f"`{msgspec.json.encode(value).decode()}`"
+
+
+def _description(hint: Any) -> str:
+    if get_origin(hint) is Annotated:
+        texts = [meta.description for meta in hint.__metadata__ if isinstance(meta, msgspec.Meta) and meta.description]
+        return " ".join(texts) or _description(get_args(hint)[0])
+    return ""
+
+
+def metric_rows() -> list[str]:
+    """One row for each metric."""
+    found: list[Metric] = sorted(Metrics().registry.collect(), key=lambda metric: metric.name)
+    return [f"| `{_exposed(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
+
+
+def _exposed(metric: Metric) -> str:
+    return f"{metric.name}_total" if metric.type == "counter" else metric.name
+
+
+def command_rows() -> list[str]:
+    """One row for each command."""
+    return [f"| `pdd {name}` | {text} |" for name, (_, text) in COMMANDS.items()]
+
+
+def module_rows() -> list[str]:
+    """One row for each module: the first line of its docstring."""
+    rows = []
+    for package in ("gateway", "policies", "backends"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+            if path.name != "__init__.py" and doc:
+                rows.append(f"| `{path.relative_to(ROOT)}` | {_first_sentence(doc)} |")
+    return rows
+
+
+def _first_sentence(doc: str) -> str:
+    paragraph = " ".join(doc.split("\n\n")[0].split())
+    return re.split(r"(?<=[.!?])\s", paragraph)[0].replace("``", "`")
+
+
+def tables() -> dict[str, list[str]]:
+    """Every generated table by its marker."""
+    return {
+        "settings": ["| key | default | meaning |", "|---|---|---|", *struct_rows(Settings, skip=(Rules,))],
+        "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(Rules)],
+        "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
+        "commands": ["| command | what it does |", "|---|---|", *command_rows()],
+        "modules": ["| module | what it is |", "|---|---|", *module_rows()],
+    }
+
+
+def fill(text: str) -> str:
+    """The README with its generated tables as they should be."""
+    for name, rows in tables().items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        before, found, rest = text.partition(start)
+        _, found_end, after = rest.partition(end)
+        if not (found and found_end):
+            raise ValueError(f"README.md has no table between {start.strip()} and {end}")
+        text = before + start + "\n".join(rows) + "\n" + end + after
+    return text
+
+
+if __name__ == "__main__":
+    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,35 @@
+"""README.md says what the code does."""
+
+import re
+
+from starlette.routing import Route
+
+from gateway.api.app import ApiState, build_app
+from tests.fakes.answers import ScriptedGenerator
+from tests.readme import README, fill
+
+
+def test_tables_are_those_of_the_code() -> None:
+    """Settings, rules, metrics, commands and modules are documented as they are; `python -m tests.readme` mends it."""
+    text = README.read_text(encoding="utf-8")
+    assert fill(text) == text
+
+
+def test_every_route_is_documented() -> None:
+    """The routes table names exactly the gateway's routes."""
+    state = ApiState(
+        models={},
+        generator=ScriptedGenerator(lambda _: []),
+        created=0,
+        identify=lambda _: "default",
+        find_missing=list,
+        find_timeline=lambda _: None,
+        render_metrics=lambda: (b"", "text/plain"),
+    )
+    served = set()
+    for route in build_app(state).routes:
+        assert isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            served.add(f"{method} {re.sub(r':[a-z]+}', '}', route.path)}")
+    documented = set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)` \|", README.read_text(encoding="utf-8"), re.M))
+    assert documented == served
