@@ -11,6 +11,9 @@ from policies.alignment import fade_factor, is_aligned
 from policies.rules import Rules, SingularRules
 from policies.types import Facts, Hit, InstanceView, Relay, SingularUse, Snapshot
 
+UNUSED_BUDGET = SingularUse(used=0.0, total=1e9)
+"""For questions without a history ("would this request be singular?"): a budget with all the room there is."""
+
 
 @dataclass(frozen=True, slots=True)
 class EarlyEnd:

@@ -1,0 +1,39 @@
+"""A small fleet whose times are easy to reckon."""
+
+from typing import Any
+
+from policies.rules import Rules, parse_rules
+from policies.simulator.models import EngineModel, Fleet, Line, Member
+from policies.simulator.replay import Replay
+from policies.simulator.report import Report
+from policies.simulator.trace import Row
+from policies.types import Role
+from policies.valley import PrefillCurve
+from tests.policies.build import FixedRng
+
+ENGINE = EngineModel(
+    prefill=PrefillCurve((0, 10_000), (0.001, 1.001)), step_s=0.01, step_per_request_s=0.0, max_running=16
+)
+"""0.1 ms a token of prefill, 10 ms a token of decode."""
+
+TRIO = (Member("p", Role.P, "a", ENGINE), Member("r", Role.RLD, "a", ENGINE), Member("m", Role.MD, "b", ENGINE))
+SLOW = Line("a", "b", rate_bytes_per_s=1e6, rtt_s=0.02)
+"""1,000 tokens of 1,000 bytes a second."""
+
+
+def fleet(*members: Member, lines: tuple[Line, ...] = (SLOW,), **fields: Any) -> Fleet:
+    """A fleet of P and RLD in region a and MD in region b, unless members are given."""
+    return Fleet(members or TRIO, lines, **{"kv_bytes_per_token": 1000, "block_tokens": 100, **fields})
+
+
+def row(prompt_tokens: int, output_tokens: int, at_s: float = 0.0, first_block: int = 0) -> Row:
+    """A request whose prompt has blocks of its own number range."""
+    blocks = range(first_block, first_block + -(-prompt_tokens // 100))
+    return Row(at_s, prompt_tokens, output_tokens, tuple(blocks))
+
+
+def replay(rows: list[Row], seen: Fleet | None = None, **sections: Any) -> tuple[Replay, Report]:
+    """Replay rows under rules given as plain sections."""
+    rules: Rules = parse_rules(sections)
+    simulation = Replay(seen or fleet(), rules, FixedRng())
+    return simulation, simulation.run(rows)

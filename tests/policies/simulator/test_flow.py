@@ -1,0 +1,122 @@
+"""Simulated requests: the times and tokens of each pipeline, reckoned by hand."""
+
+from dataclasses import replace
+
+import pytest
+
+from policies.simulator.models import Member
+from policies.types import Role
+from tests.policies.simulator.fleets import ENGINE, SLOW, TRIO, fleet, replay, row
+
+NEAR_MAIN = Member("m", Role.MD, "a", ENGINE)
+
+
+def test_direct_waits_for_kv_after_the_first_token() -> None:
+    """P's token comes at the end of prefill; MD goes on when KV, round trip and the extend are over."""
+    simulation, report = replay([row(1000, 11)], pipelines=["direct"])
+    (outcome,) = simulation.outcomes
+    assert outcome.ttft_s == pytest.approx(0.101)
+    assert outcome.gap_s == pytest.approx(1.0 + 0.02 + 0.0011 - 0.101)
+    assert outcome.end_s == pytest.approx(1.0211 + 0.1)
+    assert (outcome.prefill_tokens, outcome.relay_tokens, outcome.main_tokens) == (1, 0, 10)
+    assert report.wan_bytes == 1_000_000
+
+
+def test_classic_shows_nothing_before_main() -> None:
+    """The naive way has its first token after KV, extend and one step."""
+    simulation, _ = replay([row(1000, 11)], pipelines=["direct"], direct_classic=True)
+    (outcome,) = simulation.outcomes
+    assert outcome.ttft_s == pytest.approx(1.0 + 0.02 + 0.001 + 0.01)
+    assert (outcome.prefill_tokens, outcome.main_tokens, outcome.gap_s) == (0, 11, 0.0)
+
+
+def test_relay_hides_the_transfer_by_catch_up() -> None:
+    """RLD writes while the KV crosses; the joint lasts one small extend."""
+    simulation, report = replay([row(1000, 201)])
+    (outcome,) = simulation.outcomes
+    assert (outcome.kind, outcome.reason) == ("relay", "wan_slow")
+    assert outcome.ttft_s == pytest.approx(0.101)
+    assert 0.001 <= outcome.gap_s < 0.004
+    assert outcome.relay_tokens == pytest.approx(92, abs=2)
+    assert outcome.prefill_tokens + outcome.relay_tokens + outcome.main_tokens == 201
+    assert report.token_share["RLD"] == pytest.approx(outcome.relay_tokens / 201)
+
+
+def test_one_shot_has_the_larger_joint() -> None:
+    """One-shot leaves all pending tokens to one extend."""
+    simulation, _ = replay([row(1000, 201)], handoff={"mode": "one_shot"})
+    assert simulation.outcomes[0].gap_s == pytest.approx(0.001 + 92 * 0.0001, abs=0.0005)
+
+
+def test_a_short_answer_ends_at_relay_and_main_still_gets_the_kv() -> None:
+    """A relayed answer that ends first lets the transfer complete; the next turn finds its KV at MD."""
+    simulation, report = replay([row(1000, 11), row(1000, 11, at_s=5.0)])
+    first, second = simulation.outcomes
+    assert (first.kind, first.relay_tokens, first.end_s) == ("relay", 10, pytest.approx(0.201))
+    assert (second.kind, second.reason, second.main_hit_tokens) == ("direct", "nothing_to_move", 1000)
+    assert report.wan_bytes == 1_000_000
+
+
+def test_an_answer_that_ends_during_catch_up_is_relays() -> None:
+    """When RLD ends while an extend runs, nothing more is asked for."""
+    slow_extend = replace(ENGINE, prefill=ENGINE.prefill.__class__((0, 10_000), (0.5, 1.001)))
+    members = (*TRIO[:2], Member("m", Role.MD, "b", slow_extend))
+    simulation, _ = replay([row(1000, 121)], fleet(*members))
+    (outcome,) = simulation.outcomes
+    assert (outcome.relay_tokens, outcome.main_tokens, outcome.gap_s) == (120, 0, 0.0)
+
+
+LOOSE = {"min_uncached_tokens": 1000, "max_output_tokens": 100, "budget": 0.25}
+"""Singular limits within this small fleet's reach."""
+
+
+def test_a_singular_request_moves_nothing() -> None:
+    """With learnt short answers and budget, a long cold prompt ends at RLD without any transfer."""
+    rows = [row(50, 3, at_s=float(index)) for index in range(30)]
+    simulation, report = replay([*rows, row(2000, 11, at_s=50.0, first_block=10)], singular=LOOSE)
+    outcome = simulation.outcomes[-1]
+    assert (outcome.kind, outcome.reason, outcome.relay_tokens) == ("singular", "singular", 10)
+    assert report.wan_bytes == 0
+
+
+def test_a_transfer_is_stopped_when_relay_was_first() -> None:
+    """Without an expected length the request is relayed, and its transfer stopped when RLD ends it early."""
+    rows = [row(50, 3, at_s=float(index)) for index in range(10)]
+    simulation, report = replay([*rows, row(2000, 11, at_s=50.0, first_block=10)], singular=LOOSE)
+    outcome = simulation.outcomes[-1]
+    assert (outcome.kind, outcome.reason) == ("singular", "singular_live")
+    assert report.wan_bytes == pytest.approx(301_000, rel=0.01)
+    assert simulation.world.singular.used == 1.0
+
+
+def test_one_region_moves_nothing() -> None:
+    """With MD beside P the KV is there when P ends."""
+    simulation, report = replay([row(1000, 11)], fleet(*TRIO[:2], NEAR_MAIN, lines=()))
+    (outcome,) = simulation.outcomes
+    assert outcome.reason == "same_region"
+    assert outcome.gap_s == pytest.approx(0.0011)
+    assert report.wan_bytes == 0
+
+
+def test_without_prefill_main_does_all() -> None:
+    """With no P an MD prefills itself."""
+    simulation, _ = replay([row(1000, 11)], fleet(TRIO[2]))
+    (outcome,) = simulation.outcomes
+    assert (outcome.kind, outcome.main_tokens) == ("passthrough", 11)
+    assert outcome.ttft_s == pytest.approx(0.101 + 0.01)
+
+
+@pytest.mark.parametrize("lines", [(SLOW,), ()])
+def test_an_answer_of_one_token_is_prefills(lines: tuple[object, ...]) -> None:
+    """P's token can be the whole answer, whatever becomes of the KV."""
+    members = TRIO if lines else (*TRIO[:2], NEAR_MAIN)
+    simulation, _ = replay([row(1000, 1)], fleet(*members, lines=(SLOW,) if lines else ()))
+    (outcome,) = simulation.outcomes
+    assert (outcome.prefill_tokens, outcome.relay_tokens, outcome.main_tokens) == (1, 0, 0)
+    assert outcome.end_s == outcome.first_s
+
+
+def test_without_main_requests_are_refused() -> None:
+    """A fleet without MD serves nobody."""
+    simulation, report = replay([row(1000, 11)], fleet(*TRIO[:2]))
+    assert (simulation.outcomes, report.refused, report.requests) == ([], 1, 0)
