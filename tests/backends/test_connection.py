@@ -275,27 +275,27 @@ async def test_deadline_may_move_both_ways(wire: Wire) -> None:
     await asyncio.sleep(0)
     wire.feed(HEAD)
     await reading
-    connection.deadline_s = loop.time() + 0.02
+    connection.deadline_s = loop.time() + 0.2
     body = loop.create_task(connection.read())
     await asyncio.sleep(0)
-    connection.deadline_s = loop.time() + 0.1
+    connection.deadline_s = loop.time() + 0.4
     started = loop.time()
     with pytest.raises(EngineTimeout):
         await body
-    assert 0.09 <= loop.time() - started < 2
+    assert 0.39 <= loop.time() - started < 5
     assert wire.transport.is_aborted
 
 
 async def test_deadline_does_not_count_while_nobody_waits(wire: Wire) -> None:
     """A limit that passes between two reads ends nothing; the next read sets its own."""
-    connection = wire.begin(limit_s=0.02)
+    connection = wire.begin(limit_s=0.2)
     loop = asyncio.get_running_loop()
     reading: asyncio.Task[Any] = loop.create_task(connection.head())
     await asyncio.sleep(0)
     wire.feed(HEAD)
     await reading
     due = loop.create_future()
-    loop.call_later(0.06, due.set_result, None)
+    loop.call_later(0.3, due.set_result, None)
     await due
     assert not wire.transport.is_aborted
     connection.deadline_s = loop.time() + 5

@@ -301,7 +301,7 @@ async def test_first_token_timeout(fake: FakeEngine, engine: VllmEngine) -> None
     """An engine that answers but gives no token in time is given up, and the leg is closed."""
     fake.script = Script(holds={0: HoldGate()})
     with pytest.raises(EngineTimeout):
-        await collect(engine, leg(first_token_timeout_s=0.05))
+        await collect(engine, leg(first_token_timeout_s=0.4))
     await fake.idle()
     assert fake.calls[0].state == "aborted"
 
@@ -310,7 +310,7 @@ async def test_no_answer_in_time(fake: FakeEngine, engine: VllmEngine) -> None:
     """An engine that does not even answer is given up by the same limit."""
     fake.script = Script(arrival=HoldGate())
     with pytest.raises(EngineTimeout):
-        await collect(engine, leg(first_token_timeout_s=0.05))
+        await collect(engine, leg(first_token_timeout_s=0.4))
     await fake.idle()
 
 
@@ -319,7 +319,7 @@ async def test_idle_timeout(fake: FakeEngine, engine: VllmEngine) -> None:
     fake.script = Script(holds={2: HoldGate()})
     ids: list[int] = []
     with pytest.raises(EngineTimeout):
-        async for chunk in engine.generate(leg(idle_timeout_s=0.05)):
+        async for chunk in engine.generate(leg(idle_timeout_s=0.4)):
             ids += chunk.token_ids
     assert len(ids) == 2
 
@@ -328,11 +328,11 @@ async def test_a_slow_consumer_is_not_the_engines_silence(fake: FakeEngine, engi
     """Time that passes while nobody asks for the next chunk does not count."""
     gate = HoldGate()
     fake.script = Script(holds={1: gate})
-    stream = engine.generate(leg(idle_timeout_s=0.3))
+    stream = engine.generate(leg(idle_timeout_s=0.6))
     await anext(stream)
     loop = asyncio.get_running_loop()
     waited = loop.create_future()
-    loop.call_later(0.4, waited.set_result, None)
+    loop.call_later(0.8, waited.set_result, None)
     await waited
     gate.open()
     rest = [chunk async for chunk in stream]
