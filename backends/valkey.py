@@ -62,7 +62,10 @@ class EmbeddedValkey:
         await self.stop()
 
     async def start(self) -> None:
-        """Start the server and wait until it answers. Raises ValkeyUnavailable."""
+        """Start the server and wait until it answers; after ``stop``, at the same port, empty.
+
+        Raises ValkeyUnavailable.
+        """
         self._folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="pdd-valkey-"))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -70,6 +73,7 @@ class EmbeddedValkey:
                     self.port = self._wanted_port or _free_port()
                     self._process = await self._launch(self._folder)
                     if await self._answers(self._process):
+                        self._wanted_port = self.port
                         return
             reason = await asyncio.to_thread(_last_line, self._folder / "valkey.log")
             raise ValkeyUnavailable(f"valkey-server did not start: {reason}")
