@@ -52,7 +52,8 @@ def test_a_short_answer_ends_at_relay_and_main_still_gets_the_kv() -> None:
     """A relayed answer that ends first lets the transfer complete; the next turn finds its KV at MD."""
     simulation, report = replay([row(1000, 11), row(1000, 11, at_s=5.0)])
     first, second = simulation.outcomes
-    assert (first.kind, first.relay_tokens, first.end_s) == ("relay", 10, pytest.approx(0.201))
+    assert (first.kind, first.relay_tokens) == ("relay", 10)
+    assert first.end_s == pytest.approx(0.201)
     assert (second.kind, second.reason, second.main_hit_tokens) == ("direct", "nothing_to_move", 1000)
     assert report.wan_bytes == 1_000_000
 

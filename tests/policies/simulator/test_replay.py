@@ -58,7 +58,7 @@ def test_replays_repeat() -> None:
     assert reports[0] == reports[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shapes=st.lists(
         st.tuples(st.floats(0, 5), st.integers(1, 3000), st.integers(1, 300), st.integers(0, 3)), max_size=25
