@@ -20,7 +20,6 @@ from gateway.index.tasks import TaskSet
 from gateway.index.types import IndexStats, InstanceSpec
 
 _NOTES_QUEUED = 1_000
-_COMMAND_TIMEOUT_S = 5.0
 _CONNECT_TIMEOUT_S = 2.0
 _HEALTH_CHECK_S = 15
 
@@ -48,9 +47,9 @@ class RedisIndex(LocalIndex):
         self._prefix = prefix
         self._times = times or IngestTimes()
         self._limits = limits or StoreLimits()
-        self._client = redis.asyncio.Redis.from_url(
+        self.client = redis.asyncio.Redis.from_url(
             url,
-            socket_timeout=_COMMAND_TIMEOUT_S,
+            socket_timeout=None,  # the store has time limits of its own
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             health_check_interval=_HEALTH_CHECK_S,
             retry=Retry(NoBackoff(), 0),  # every caller here retries at its own pace
@@ -89,7 +88,7 @@ class RedisIndex(LocalIndex):
     async def aclose(self) -> None:
         """See ``PrefixIndex.aclose``."""
         await self._tasks.aclose()
-        await self._client.aclose()
+        await self.client.aclose()
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
@@ -111,7 +110,7 @@ class RedisIndex(LocalIndex):
     def _store_of(self, model: str) -> ModelStore:
         store = self._stores.get(model)
         if store is None:
-            store = self._stores[model] = ModelStore(self._client, self._prefix, model, self._limits)
+            store = self._stores[model] = ModelStore(self.client, self._prefix, model, self._limits)
         return store
 
     def _follow(self, spec: InstanceSpec) -> None:

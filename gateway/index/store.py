@@ -4,11 +4,12 @@ An instance is filed under its id and boot id, so nothing of an earlier engine p
 Everything is keyed by hashes; token ids are never written. Every key but the stream has a time to live.
 """
 
+import asyncio
 from array import array
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio
 
@@ -17,6 +18,8 @@ from gateway.index.mirror import Delta
 from gateway.index.types import InstanceSpec
 
 _SCAN_COUNT = 10_000
+_REPLY_TIMEOUT_S = 5.0
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def name_of(spec: InstanceSpec) -> str:
 
 
 class ModelStore:
-    """Redis keys and steps of one model. Methods raise redis.RedisError and OSError."""
+    """Redis keys and steps of one model. Methods raise redis.RedisError and OSError, each within a few seconds."""
 
     def __init__(self, client: "redis.asyncio.Redis", prefix: str, model: str, limits: StoreLimits) -> None:
         # A digest as the tag: model names may hold braces, which would move keys to other slots of a cluster.
@@ -84,17 +87,17 @@ class ModelStore:
     async def hold(self, spec: InstanceSpec, token: str) -> int | None:
         """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""
         keys = [self._key("lease", spec), self._key("meta", spec), *self._set_keys(spec)]
-        held, gen = await self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms])
+        held, gen = await _soon(self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms]))
         return int(gen or 0) if held else None
 
     async def release(self, spec: InstanceSpec, token: str) -> None:
         """Give the lease up, if it is held."""
-        await self._release([self._key("lease", spec)], [token])
+        await _soon(self._release([self._key("lease", spec)], [token]))
 
     async def open(self, spec: InstanceSpec, token: str) -> int | None:
         """Begin an empty generation and return it; None when the lease is lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._set_keys(spec)]
-        gen = await self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries])
+        gen = await _soon(self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries]))
         return int(gen) if gen else None
 
     async def publish(self, spec: InstanceSpec, token: str, gen: int, rank: int, delta: Delta) -> bool:
@@ -104,7 +107,7 @@ class ModelStore:
         for part in _split(delta, self._limits.delta_blocks):
             where: list[int | str] = [token, gen, name_of(spec), rank, int(part.clear)]
             blocks = [_pack(part.device), _pack(part.lower), _pack(part.gone)]
-            if not await self._publish(keys, [*where, *blocks, self._ttl_ms, self._limits.stream_entries]):
+            if not await _soon(self._publish(keys, [*where, *blocks, self._ttl_ms, self._limits.stream_entries])):
                 return False
         return True
 
@@ -112,20 +115,20 @@ class ModelStore:
         """Say whether the blocks are all that the instance holds; False when lease or generation are lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas]
         arguments: list[int | str] = [token, gen, name_of(spec), int(known), self._limits.stream_entries]
-        return bool(await self._set_known(keys, arguments))
+        return bool(await _soon(self._set_known(keys, arguments)))
 
     async def note(self, spec: InstanceSpec, block_keys: Sequence[int], ttl_s: float) -> None:
         """Add predicted blocks of an instance."""
         keys = [self._key("meta", spec), self._key("notes", spec), self._deltas]
         limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
-        await self._note(keys, [name_of(spec), _pack(block_keys), *limits])
+        await _soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits]))
 
     async def states(self, specs: Iterable[InstanceSpec]) -> list[State | None]:
         """Return where instances stand, each as of one moment; None where nothing is."""
         async with self._client.pipeline(transaction=False) as pipeline:
             for spec in specs:
                 await self._state([self._key("meta", spec), *self._set_keys(spec)], client=pipeline)
-            return [_read_state(fields) for fields in await pipeline.execute()]
+            return [_read_state(fields) for fields in await _soon(pipeline.execute())]
 
     async def scan(self, spec: InstanceSpec, rank: int) -> tuple[set[int], set[int]]:
         """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""
@@ -134,22 +137,27 @@ class ModelStore:
 
     async def notes(self, spec: InstanceSpec) -> Mapping[float, Sequence[int]]:
         """Return an instance's predicted blocks by the seconds that they have left."""
-        seconds, micros = await self._client.time()
+        seconds, micros = await _soon(self._client.time())
         now_ms = seconds * 1000 + micros // 1000
         by_left: dict[float, list[bytes]] = {}
-        async for key, score in self._client.zscan_iter(self._key("notes", spec), count=_SCAN_COUNT):
-            by_left.setdefault((score - now_ms) / 1000, []).append(key)
-        return {left_s: _unpack(b"".join(keys)) for left_s, keys in sorted(by_left.items()) if left_s > 0}
+        cursor = 0
+        while True:
+            page: Any = await _soon(self._client.zscan(self._key("notes", spec), cursor, count=_SCAN_COUNT))
+            cursor, members = page
+            for key, score in members:
+                by_left.setdefault((score - now_ms) / 1000, []).append(key)
+            if not cursor:
+                return {left_s: _unpack(b"".join(keys)) for left_s, keys in sorted(by_left.items()) if left_s > 0}
 
     async def last_entry(self) -> str:
         """Return the id of the stream's newest entry."""
-        newest: Any = await self._client.xrevrange(self._deltas, count=1)
+        newest: Any = await _soon(self._client.xrevrange(self._deltas, count=1))
         return newest[0][0].decode() if newest else "0-0"
 
     async def tail(self, after: str, block_s: float, count: int) -> AsyncGenerator[tuple[str, Entry], None]:
         """Yield entries that follow ``after``, with their ids; waits up to ``block_s`` for the first one."""
         block_ms = max(1, int(block_s * 1000)) if block_s else None
-        streams: Any = await self._client.xread({self._deltas: after}, count=count, block=block_ms)
+        streams: Any = await _soon(self._client.xread({self._deltas: after}, count=count, block=block_ms))
         for _, entries in streams or ():
             for entry_id, fields in entries:
                 yield entry_id.decode(), _read_entry(fields)
@@ -167,11 +175,20 @@ class ModelStore:
         blocks: set[int] = set()
         cursor = 0
         while True:
-            page: Any = await self._client.sscan(key, cursor, count=_SCAN_COUNT)
+            page: Any = await _soon(self._client.sscan(key, cursor, count=_SCAN_COUNT))
             cursor, members = page
             blocks.update(_unpack(b"".join(members)))
             if not cursor:
                 return blocks
+
+
+async def _soon(reply: Awaitable[_T]) -> _T:
+    """Wait for a reply, but not for ever: a half-open connection never answers.
+
+    The client's own socket timeout is not used: below Python 3.12 it can swallow a cancellation.
+    """
+    async with asyncio.timeout(_REPLY_TIMEOUT_S):
+        return await reply
 
 
 def _pack(block_keys: Sequence[int]) -> bytes:
