@@ -1,5 +1,6 @@
 """``POST /v1/chat/completions``: messages to a job."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.api.body import JsonObject
@@ -8,7 +9,14 @@ from gateway.api.fields import MOST_LOGPROBS, read_fields
 from gateway.api.job import Caller, Job, Prompted, encode_prompt, make_job
 from gateway.api.models import Models
 from gateway.api.wire import ChatFields
+from gateway.text.message import MessageReader
+from gateway.text.model import ServedModel
+from gateway.text.reasoning import OPENING, ReasoningReader
 from gateway.text.template import TEXT_PARTS, TemplateRejected
+from gateway.text.tools import ToolReader
+
+REASONING_TAIL_TOKENS = 16
+"""Enough of a prompt's end to see whether its template opens the reasoning."""
 
 
 async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
@@ -48,8 +56,24 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
         max_tokens=fields.max_tokens if completion_limit is None else completion_limit,
         default_max_tokens=None,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        make_reader=find_reader(fields, model, prompt),
     )
     return make_job(fields, rest, prompted, model, caller)
+
+
+def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -> Callable[[], MessageReader] | None:
+    """Return what makes the readers of the answer's parts; None where the answer is content alone."""
+    reads_tools = model.reads_tools and bool(fields.tools) and fields.tool_choice != "none"
+    if not model.reads_reasoning and not reads_tools:
+        return None
+    tail = model.tokenizer.decode(list(prompt[-REASONING_TAIL_TOKENS:]), skip_special_tokens=False)
+    begins_inside = tail.rstrip().endswith(OPENING)
+
+    def make_reader() -> MessageReader:
+        reasoning = ReasoningReader(begins_inside=begins_inside) if model.reads_reasoning else None
+        return MessageReader(reasoning, ToolReader() if reads_tools else None)
+
+    return make_reader
 
 
 def check_options(fields: ChatFields) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from backends.types import TokenLogprob
 from gateway.relay.types import Answer, Finish, GenerationFailed, Tokens
+from gateway.text.message import MessageReader, Parts
 from gateway.text.output import OutputText, TextOptions
 from gateway.text.vocabulary import Vocabulary
 
@@ -14,9 +15,9 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one event added to a choice. ``ids`` may be without ``text`` and the other way round."""
+    """What one event added to a choice. ``ids`` may be without text and the other way round."""
 
-    text: str
+    parts: Parts
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
@@ -25,9 +26,9 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a choice ended; ``text``: what was still held back."""
+    """How a choice ended; ``parts``: what was still held back."""
 
-    text: str
+    parts: Parts
     reason: str
     stop_reason: int | str | None
 
@@ -35,12 +36,20 @@ class Ending:
 class Choice:
     """Follows one answer to its end."""
 
-    def __init__(self, index: int, answer: Answer, vocabulary: Vocabulary, options: TextOptions) -> None:
+    def __init__(
+        self,
+        index: int,
+        answer: Answer,
+        vocabulary: Vocabulary,
+        options: TextOptions,
+        reader: MessageReader | None = None,
+    ) -> None:
         self.index = index
         self.completion_tokens = 0
         self.cached_tokens: int | None = None
         self._answer = answer
         self._output = OutputText(vocabulary, options)
+        self._reader = reader
 
     def take(self, event: Tokens) -> Addition | None:
         """Take the next ids; None once a stop string was found. Raises GenerationFailed on a gap."""
@@ -53,17 +62,25 @@ class Choice:
         if piece.stopped:
             self._answer.stop_at(self._output.tokens)
         logprobs = None if event.logprobs is None else tuple(map(clamp, event.logprobs[: len(piece.ids)]))
-        return Addition(piece.text, piece.ids, piece.offsets, logprobs, event)
+        parts = Parts(piece.text) if self._reader is None else self._reader.push(piece.text)
+        return Addition(parts, piece.ids, piece.offsets, logprobs, event)
 
     def end(self, finish: Finish) -> Ending:
         """Take the end."""
-        text = self._output.finish(finish.terminator)
+        parts = self._end_parts(self._output.finish(finish.terminator))
         stopped = self._output.stopped
         self.completion_tokens = finish.completion_tokens if stopped is None else self._output.tokens
         self.cached_tokens = finish.cached_tokens
-        if stopped is not None:
-            return Ending(text, "stop", stopped)
-        return Ending(text, finish.reason, finish.stop_reason)
+        reason: str = "stop" if stopped is not None else finish.reason
+        if reason == "stop" and self._reader is not None and self._reader.called:
+            reason = "tool_calls"
+        return Ending(parts, reason, stopped if stopped is not None else finish.stop_reason)
+
+    def _end_parts(self, text: str) -> Parts:
+        if self._reader is None:
+            return Parts(text)
+        last, held = self._reader.push(text), self._reader.flush()
+        return Parts(last.content + held.content, last.reasoning + held.reasoning, last.calls + held.calls)
 
 
 def clamp(logprob: TokenLogprob) -> TokenLogprob:

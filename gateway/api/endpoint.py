@@ -24,6 +24,7 @@ from gateway.relay.types import Answer, GenerationFailed, Generator
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[Job]]
 INLINE_BODY_BYTES = 256 << 10
+MOST_HEADER_BYTES = 64 << 10
 HINT = re.compile(r"[0-9]{1,7}")
 
 
@@ -63,6 +64,7 @@ class GenerationEndpoint:
         if scope.get("http_version") == "1.0":
             send = send_whole(send)
         try:
+            check_header_size(scope)
             caller = read_headers(Headers(scope=scope), self._identify)
             body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
             async with Client(receive, send, self._limits.write_timeout_s) as client:
@@ -84,7 +86,8 @@ class GenerationEndpoint:
         for index, request in enumerate(job.requests):
             answer = self._generator.generate(request)
             answers.append(answer)
-            choices.append(Choice(index, answer, job.model.vocabulary, job.text))
+            reader = job.make_reader() if job.make_reader is not None else None
+            choices.append(Choice(index, answer, job.model.vocabulary, job.text, reader))
         headers: errors.Headers = [
             (b"x-request-id", job.id.encode()),
             (b"x-pdd-plan", answers[0].plan_name.encode()),
@@ -95,6 +98,14 @@ class GenerationEndpoint:
                 await write_stream(client, events, StreamWriter(job, self._form, choices), headers)
             else:
                 await write_whole(client, events, job, self._form, choices, headers)
+
+
+def check_header_size(scope: Scope) -> None:
+    """Refuse a request whose headers are out of proportion."""
+    if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
+        raise ApiError(
+            431, f"The request's headers are larger than {MOST_HEADER_BYTES} bytes.", code="headers_too_large"
+        )
 
 
 async def parse(body: bytes) -> JsonObject:

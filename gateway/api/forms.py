@@ -10,24 +10,31 @@ from gateway.api.choice import Addition, Ending
 from gateway.api.job import Job
 from gateway.api.logprobs import spell_chat, spell_completion
 from gateway.api.wire import (
+    CalledFunction,
     ChatChoice,
     ChatChunkChoice,
     ChatMessage,
     CompletionChoice,
     Delta,
     Origin,
+    ToolCall,
 )
+from gateway.text.message import Parts
 
 
 @dataclass(slots=True)
 class Gathered:
     """All that was added to one choice of an answer that is not streamed."""
 
-    texts: list[str] = field(default_factory=list)
+    parts: list[Parts] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     origins: list[Origin] = field(default_factory=list)
+
+    def content(self, ending: Ending) -> str:
+        """Return the content with its end."""
+        return "".join(part.content for part in self.parts) + ending.parts.content
 
 
 class Form(Protocol):
@@ -65,7 +72,7 @@ class ChatForm:
 
     def add(self, job: Job, index: int, addition: Addition) -> ChatChunkChoice:
         """Return the text as content."""
-        choice = ChatChunkChoice(index, Delta(content=addition.text))
+        choice = ChatChunkChoice(index, spell_delta(addition.parts))
         if job.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_chat(addition.logprobs, job.logprobs, job.model.vocabulary)
         if job.return_token_ids:
@@ -74,15 +81,16 @@ class ChatForm:
 
     def end(self, job: Job, index: int, ending: Ending) -> ChatChunkChoice:
         """Return the finish reason, with the last text where some was held back."""
-        delta = Delta(content=ending.text) if ending.text else Delta()
-        return ChatChunkChoice(index, delta, finish_reason=ending.reason, stop_reason=ending.stop_reason)
+        return ChatChunkChoice(
+            index, spell_delta(ending.parts), finish_reason=ending.reason, stop_reason=ending.stop_reason
+        )
 
     def whole(self, job: Job, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
         """Return the message."""
         logprobs = None
         if job.logprobs is not None and gathered.logprobs:
             logprobs = spell_chat(gathered.logprobs, job.logprobs, job.model.vocabulary)
-        message = ChatMessage("assistant", "".join(gathered.texts) + ending.text)
+        message = gather_message(gathered, ending)
         ids = tuple(gathered.ids) if job.return_token_ids else UNSET
         return ChatChoice(index, message, logprobs, ending.reason, ending.stop_reason, ids)
 
@@ -104,7 +112,7 @@ class CompletionForm:
 
     def add(self, job: Job, index: int, addition: Addition) -> CompletionChoice:
         """Return the text."""
-        choice = CompletionChoice(index, addition.text)
+        choice = CompletionChoice(index, addition.parts.content)
         if job.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_completion(addition.logprobs, addition.offsets, job.logprobs, job.model.vocabulary)
         if job.return_token_ids:
@@ -113,12 +121,14 @@ class CompletionForm:
 
     def end(self, job: Job, index: int, ending: Ending) -> CompletionChoice:
         """Return the finish reason, with the last text where some was held back."""
-        return CompletionChoice(index, ending.text, finish_reason=ending.reason, stop_reason=ending.stop_reason)
+        return CompletionChoice(
+            index, ending.parts.content, finish_reason=ending.reason, stop_reason=ending.stop_reason
+        )
 
     def whole(self, job: Job, index: int, gathered: Gathered, ending: Ending) -> CompletionChoice:
         """Return the text, after the prompt's where the client asked to hear it back."""
         echo = job.echoes[index // job.n] if job.echoes else ""
-        choice = CompletionChoice(index, echo + "".join(gathered.texts) + ending.text)
+        choice = CompletionChoice(index, echo + gathered.content(ending))
         choice.finish_reason = ending.reason
         choice.stop_reason = ending.stop_reason
         if job.logprobs is not None and gathered.logprobs:
@@ -127,3 +137,39 @@ class CompletionForm:
             choice.prompt_token_ids = list(job.prompts[index // job.n])
             choice.token_ids = tuple(gathered.ids)
         return choice
+
+
+def spell_delta(parts: Parts) -> Delta:
+    """Return the parts as a chunk's delta."""
+    delta = Delta()
+    if parts.content:
+        delta.content = parts.content
+    if parts.reasoning:
+        delta.reasoning_content = parts.reasoning
+    if parts.calls:
+        delta.tool_calls = [
+            ToolCall(CalledFunction(call.arguments), call.index)
+            if call.id is None or call.name is None
+            else ToolCall(CalledFunction(call.arguments, call.name), call.index, call.id, "function")
+            for call in parts.calls
+        ]
+    return delta
+
+
+def gather_message(gathered: Gathered, ending: Ending) -> ChatMessage:
+    """Return the message of a whole answer; content is null where there are only tool calls."""
+    content = gathered.content(ending)
+    calls: list[ToolCall] = []
+    reasoning = ""
+    for part in (*gathered.parts, ending.parts):
+        reasoning += part.reasoning
+        for call in part.calls:
+            if call.id is not None and call.name is not None:
+                calls.append(ToolCall(CalledFunction("", call.name), id=call.id, type="function"))
+            calls[call.index].function.arguments += call.arguments
+    message = ChatMessage("assistant", content or None if calls else content)
+    if reasoning:
+        message.reasoning_content = reasoning
+    if calls:
+        message.tool_calls = calls
+    return message

@@ -11,6 +11,7 @@ from gateway.api.errors import ApiError, bad_field
 from gateway.api.fields import is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
 from gateway.relay.types import GenerationRequest
+from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
 from gateway.text.output import TextOptions
 from gateway.text.tokenise import PromptTooLong
@@ -48,6 +49,13 @@ class Job:
     traced: bool
     echoes: tuple[str, ...] = ()
     """Prompt texts that the answers begin with."""
+    make_reader: Callable[[], MessageReader] | None = None
+    """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
+
+    @property
+    def shows_ids(self) -> bool:
+        """Say whether a chunk is of use also where its ids are no text yet."""
+        return self.return_token_ids or self.logprobs is not None or self.traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,7 @@ class Prompted:
     default_max_tokens: int | None
     logprobs: int | None
     echoes: tuple[str, ...] = ()
+    make_reader: Callable[[], MessageReader] | None = None
 
 
 def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, model: ServedModel, caller: Caller) -> Job:
@@ -106,6 +115,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
         return_token_ids=bool(fields.return_token_ids),
         traced=caller.traced,
         echoes=prompted.echoes,
+        make_reader=prompted.make_reader,
     )
 
 

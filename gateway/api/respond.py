@@ -88,7 +88,10 @@ class StreamWriter:
     def _add(self, index: int, event: Tokens) -> bytes:
         addition = self._choices[index].take(event)
         job = self._job
-        if addition is None or not (addition.text or job.return_token_ids or job.logprobs is not None or job.traced):
+        if addition is None:
+            return b""
+        parts = addition.parts
+        if not (parts.content or parts.reasoning or parts.calls or job.shows_ids):
             return b""
         answer = self._answer([self._form.add(job, index, addition)])
         if job.traced:
@@ -164,7 +167,7 @@ def gather(gathered: Gathered, choice: Choice, event: Tokens) -> None:
     addition = choice.take(event)
     if addition is None:
         return
-    gathered.texts.append(addition.text)
+    gathered.parts.append(addition.parts)
     gathered.ids.extend(addition.ids)
     gathered.offsets.extend(addition.offsets)
     gathered.logprobs.extend(addition.logprobs or ())

@@ -146,11 +146,29 @@ class Origin(Struct):
     tokens: int | UnsetType = UNSET
 
 
+class CalledFunction(Struct):
+    """A tool call's function, or more of its arguments in a chunk."""
+
+    arguments: str
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(Struct):
+    """A tool call. In chunks ``index`` says which call it is, and only its first has ``id`` and ``type``."""
+
+    function: CalledFunction
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class Delta(Struct):
     """What a chat chunk adds."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -170,6 +188,8 @@ class ChatMessage(Struct):
     role: str
     content: str | None
     refusal: str | None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):

@@ -14,6 +14,11 @@ from gateway.text.vocabulary import Vocabulary
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+REASONING_PARSERS = frozenset({"deepseek_r1", "qwen3", "think"})
+"""Names, as engines have them, of the one way to mark reasoning: ``<think>`` and ``</think>``."""
+TOOL_PARSERS = frozenset({"hermes", "qwen"})
+"""Names, as engines have them, of the one way to write tool calls: JSON in ``<tool_call>`` and ``</tool_call>``."""
+
 
 class ModelDirectoryError(Exception):
     """A model directory cannot be used; ``str()`` names the file."""
@@ -30,17 +35,34 @@ class ServedModel:
     template: ChatTemplate | None
     eos_token_ids: frozenset[int]
     context_tokens: int
+    reads_reasoning: bool = False
+    """Its answers hold their reasoning between ``<think>`` tags."""
+    reads_tools: bool = False
+    """Its answers hold tool calls between ``<tool_call>`` tags."""
 
     def close(self) -> None:
         """End the tokenising threads."""
         self.encoder.close()
 
 
-def load_model(name: str, directory: Path, *, context_tokens: int | None = None, threads: int = 2) -> ServedModel:
-    """Load a model's tokenizer, template and limits. ``context_tokens`` overrides the directory's.
+def load_model(
+    name: str,
+    directory: Path,
+    *,
+    context_tokens: int | None = None,
+    threads: int = 2,
+    reasoning_parser: str | None = None,
+    tool_parser: str | None = None,
+) -> ServedModel:
+    """Load a model's tokenizer, template and limits.
 
-    Raises ModelDirectoryError.
+    ``context_tokens`` overrides the directory's. ``reasoning_parser`` is one of REASONING_PARSERS, ``tool_parser`` one
+    of TOOL_PARSERS. Raises ModelDirectoryError.
     """
+    if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
+        raise ModelDirectoryError(f"reasoning_parser {reasoning_parser!r} is none of {sorted(REASONING_PARSERS)}")
+    if tool_parser is not None and tool_parser not in TOOL_PARSERS:
+        raise ModelDirectoryError(f"tool_parser {tool_parser!r} is none of {sorted(TOOL_PARSERS)}")
     if not directory.is_dir():
         raise ModelDirectoryError(f"{directory}: no such directory")
     tokenizer = read_tokenizer(directory / "tokenizer.json")
@@ -55,6 +77,8 @@ def load_model(name: str, directory: Path, *, context_tokens: int | None = None,
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
         context_tokens=context_tokens or find_context(directory, config),
+        reads_reasoning=reasoning_parser is not None,
+        reads_tools=tool_parser is not None,
     )
 
 

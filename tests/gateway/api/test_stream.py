@@ -223,3 +223,50 @@ async def test_connection_is_kept(server: AppServer, generator: ScriptedGenerato
             await connection.post(PATH, STREAM)
             assert (await connection.read_head())[0] == 200
             assert payloads(b"".join(await connection.read_chunks()))[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize(
+    "framing",
+    [
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        "Content-Length: 5\r\nContent-Length: 6\r\n",
+        "Transfer-Encoding: chunked, identity\r\n",
+        "Content-Length: 5\r\n folded\r\n",
+        "Content-Length: +5\r\n",
+    ],
+)
+async def test_ambiguous_framing(server: AppServer, generator: ScriptedGenerator, framing: str) -> None:
+    """A request whose end two readers could see at two places is refused, and its connection ends."""
+    async with connect(server) as connection:
+        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{framing}\r\n0\r\n\r\n".encode())
+        assert (await connection.read_head())[0] == 400
+        async with asyncio.timeout(10):
+            await connection.reader.read()
+    assert generator.answers == []
+
+
+async def test_large_headers(server: AppServer) -> None:
+    """Headers out of proportion are refused."""
+    async with connect(server) as connection:
+        await connection.post(PATH, CHAT, headers=f"x-a: {'a' * 40_000}\r\nx-b: {'b' * 40_000}\r\n")
+        status, _, body = await connection.read_json()
+        assert (status, body["error"]["code"]) == (431, "headers_too_large")
+
+
+async def test_body_that_does_not_arrive(state: ApiState, generator: ScriptedGenerator) -> None:
+    """A body that stops coming is a 408, and the connection ends."""
+    app = build_app(replace(state, limits=Limits(body_timeout_s=0.05)))
+    async with AppServer(app) as server, connect(server) as connection:
+        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{{".encode())
+        status, headers, body = await connection.read_json()
+        assert (status, headers["connection"], body["error"]["code"]) == (408, "close", "request_timeout")
+    assert generator.answers == []
+
+
+async def test_disconnect_in_the_body(server: AppServer, generator: ScriptedGenerator) -> None:
+    """A client that leaves while it sends its body starts nothing."""
+    async with connect(server) as connection:
+        connection.writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{{".encode())
+        await connection.writer.drain()
+    await server.connections_left(0)
+    assert generator.answers == []

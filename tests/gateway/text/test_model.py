@@ -89,3 +89,14 @@ def test_context_one_level_down(model_dir: Path, tmp_path: Path) -> None:
     model = load_model("m", directory)
     assert (model.context_tokens, model.eos_token_ids) == (77, frozenset({5}))
     model.close()
+
+
+def test_parsers(model_dir: Path) -> None:
+    """A model may have parsers for its reasoning and tool calls, by names that engines use; others are refused."""
+    model = load_model("m", model_dir, reasoning_parser="qwen3", tool_parser="hermes")
+    assert (model.reads_reasoning, model.reads_tools) == (True, True)
+    model.close()
+    with pytest.raises(ModelDirectoryError, match="reasoning_parser 'x'"):
+        load_model("m", model_dir, reasoning_parser="x")
+    with pytest.raises(ModelDirectoryError, match="tool_parser 'x'"):
+        load_model("m", model_dir, tool_parser="x")
