@@ -4,8 +4,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from backends.bridge.client import BridgePath
 from backends.kv_subscriber import EventSource
+from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from backends.vllm import VllmEngine
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
@@ -24,12 +25,12 @@ from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
 from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.control.rulebook import RuleBook
-from gateway.index.memory import MemoryIndex
+from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.service import ModelFacts, RelayService, store_id
-from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings
+from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.text.model import ModelDirectoryError, ServedModel, load_model
@@ -39,12 +40,28 @@ log = logging.getLogger(__name__)
 
 ASSUMED_BLOCK_TOKENS = 16
 """Block size of an engine that does not tell its own."""
+PRIVATE_REDIS_BYTES = 512 << 20
+
+
+@asynccontextmanager
+async def open_gateway(settings: Settings) -> AsyncIterator["Gateway"]:
+    """Run a gateway until the block ends; with a private Valkey where no Redis is named. Raises BadSettings."""
+    async with AsyncExitStack() as stack:
+        redis_url = find_redis(settings)
+        if redis_url is None:
+            try:
+                server = await stack.enter_async_context(EmbeddedValkey(max_memory_bytes=PRIVATE_REDIS_BYTES))
+            except ValkeyUnavailable as error:
+                raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
+            redis_url = server.url
+            log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
+        yield await stack.enter_async_context(Gateway(settings, redis_url))
 
 
 class Gateway:
-    """``async with Gateway(settings) as gateway:`` serves ``gateway.app`` until the block ends. Raises BadSettings."""
+    """Everything of one gateway process; ``app`` is served while the object is entered. Raises BadSettings."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, redis_url: str) -> None:
         self._settings = settings
         self._served = _load_models(settings)
         self._stack = AsyncExitStack()
@@ -54,7 +71,7 @@ class Gateway:
         self.timelines = Timelines(time.monotonic)
         self.pools = Pools([_build_instance(engine) for engine in settings.engines], time.monotonic)
         self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
-        self.index: PrefixIndex = MemoryIndex()
+        self.index: PrefixIndex = RedisIndex(redis_url)
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
         self.service = RelayService(
             models=_model_facts(settings, self._served),

@@ -11,7 +11,7 @@ import uvloop
 
 from backends.lifetime import die_with_parent
 from backends.serving import CannotListen, bind, parse_listen, serve
-from gateway.app import Gateway
+from gateway.app import open_gateway
 from gateway.settings import BadSettings, Settings, load_settings
 
 
@@ -46,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
 
 async def _serve(settings: Settings, host: str, port: int) -> None:
     listener = bind(host, port)
-    async with Gateway(settings) as gateway:
+    async with open_gateway(settings) as gateway:
         await serve(gateway.app, listener, on_stop=lambda: None)

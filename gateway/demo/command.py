@@ -17,7 +17,7 @@ from backends.lifetime import die_with_parent
 from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import follow_up, long_prompt
 from backends.serving import CannotListen, bind, parse_listen, serve
-from gateway.app import Gateway
+from gateway.app import Gateway, open_gateway
 from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
 from gateway.demo.processes import DemoFailed
 from gateway.demo.report import print_answer, print_table, print_usage
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the demo; 0 when every answer was the single engine's."""
     if args.die_with_parent:
         die_with_parent(signal.SIGTERM, parent_pid=os.getppid())
-    console = Console(stderr=False)
+    console = Console(width=None if sys.stdout.isatty() else 150)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_demo(args, console))
@@ -68,7 +68,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     plan = Plan(args.model, args.rate_mbit, args.delay_ms)
     async with run_cluster(plan, lambda step: console.print(f"[dim]{step}[/dim]")) as cluster:
         settings = parse_settings(cluster.settings(args.listen, kv_bytes_per_token(args.model)))
-        async with Gateway(settings) as gateway:
+        async with open_gateway(settings) as gateway:
             stop = asyncio.Event()
             serving = asyncio.create_task(serve(gateway.app, listener, on_stop=stop.set))
             try:

@@ -16,7 +16,7 @@ from backends.metrics import read_samples
 from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import long_prompt
 from backends.serving import bind, serve
-from gateway.app import Gateway
+from gateway.app import Gateway, open_gateway
 from gateway.demo.cluster import MODEL, Cluster, Plan, bridge_arguments, engine_arguments, run_cluster
 from gateway.demo.command import kv_bytes_per_token
 from gateway.demo.processes import Child
@@ -199,7 +199,7 @@ async def open_regions(
     listener = bind("127.0.0.1", 0)
     async with run_cluster(plan, lambda _: None) as cluster:
         settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
-        async with Gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
+        async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
             serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
             try:
                 yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
