@@ -8,13 +8,13 @@ do not depend on an engine's hash seed or block size; with a deployment's key, t
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
-from struct import iter_unpack
+from struct import Struct
 
 from xxhash import xxh3_128_digest
 
 BLOCK_TOKENS = 16
 DIGEST_BYTES = 16
-_BLOCK_FORMAT = f"{BLOCK_TOKENS * 4}s"
+_BLOCK = Struct(f"{BLOCK_TOKENS * 4}s")
 
 
 def chain_seed(model: str, lora: str | None, salt: str | None, key: bytes = b"") -> bytes:
@@ -46,7 +46,7 @@ def chain_digests(token_ids: Sequence[int], parent: bytes) -> list[bytes]:
             raise ValueError("token ids must be integers in 0..2^32-1") from error
     digest = parent
     raw = memoryview(ids)[:full]
-    return [digest := xxh3_128_digest(digest + block) for (block,) in iter_unpack(_BLOCK_FORMAT, raw)]
+    return [digest := xxh3_128_digest(digest + block) for (block,) in _BLOCK.iter_unpack(raw)]
 
 
 def block_keys(digests: Sequence[bytes]) -> list[int]:

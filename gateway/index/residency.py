@@ -107,21 +107,17 @@ class Residency:
         if event.parent is not None and parent is None:
             self._counters["orphan_blocks"] += len(event.hashes)
             return
-        bit, size = _tier_bit(event.medium), event.block_size
+        bit = _tier_bit(event.medium)
         for position, block_hash in enumerate(event.hashes):
             block = self._blocks.get(block_hash)
             if block is None:
-                if parent is None:
-                    parent = self._start_chain(event)
-                elif not _is_plain(event, position):
-                    parent = None
-                if parent is None or len(self._nodes) >= self._limit:
+                parent = self._start_chain(event) if parent is None else parent
+                if parent is None or not self._add_run(event, position, parent):
                     self._counters["opaque_blocks"] += len(event.hashes) - position
                     return
-                tokens = event.token_ids[position * size : (position + 1) * size]
-                block = self._add_block(block_hash, parent, tokens)
+                block = self._blocks[block_hash]
             block.tiers |= bit
-            self._refresh(block_hash, block.keys)
+            self._refresh(block_hash, block)
             parent = block
 
     def _start_chain(self, event: Stored) -> _EngineBlock | None:
@@ -135,18 +131,34 @@ class Residency:
                 return None
         return _EngineBlock([], _ROOT, seed, array("I"), ())
 
-    def _add_block(self, block_hash: BlockHash, parent: _EngineBlock, token_ids: "array[int]") -> _EngineBlock:
-        tokens = parent.rest + token_ids if parent.rest else token_ids
+    def _add_run(self, event: Stored, first: int, parent: _EngineBlock) -> bool:
+        """Chain the new blocks from position ``first`` on to ``parent``; False when not even one can be."""
+        last = first
+        while last < len(event.hashes) and event.hashes[last] not in self._blocks:
+            starts_chain = last == 0 and event.parent is None
+            if not starts_chain and _extra_keys(event, last):
+                break
+            last += 1
+        if last == first or len(self._nodes) >= self._limit:
+            return False
+        size = event.block_size
+        tokens = parent.rest + event.token_ids[first * size : last * size]
         digests = chain_digests(tokens, parent.digest)
         keys = block_keys(digests)
-        previous, owners = parent.tail_key, (*parent.rest_owners, block_hash)
-        for key in keys:
-            self._link(key, previous, owners)
-            previous, owners = key, (block_hash,)
-        rest = tokens[len(keys) * BLOCK_TOKENS :]
-        block = _EngineBlock(keys, previous, digests[-1] if digests else parent.digest, rest, owners if rest else ())
-        self._blocks[block_hash] = block
-        return block
+        end, done = len(parent.rest), 0
+        for block_hash in event.hashes[first:last]:
+            end += size
+            full = end // BLOCK_TOKENS
+            own_keys, previous, owners = keys[done:full], parent.tail_key, (*parent.rest_owners, block_hash)
+            for key in own_keys:
+                self._link(key, previous, owners)
+                previous, owners = key, (block_hash,)
+            digest = digests[full - 1] if full else parent.digest
+            rest = tokens[full * BLOCK_TOKENS : end]
+            parent = _EngineBlock(own_keys, previous, digest, rest, owners if rest else ())
+            self._blocks[block_hash] = parent
+            done = full
+        return True
 
     def _link(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
         node = self._nodes.get(key)
@@ -198,14 +210,15 @@ class Residency:
         block.tiers &= ~bit
         if not block.tiers:
             del self._blocks[block_hash]
-        self._refresh(block_hash, block.keys)
+        self._refresh(block_hash, block)
 
-    def _refresh(self, block_hash: BlockHash, keys: list[int]) -> None:
+    def _refresh(self, block_hash: BlockHash, block: _EngineBlock) -> None:
         """Bring the own blocks in line that lie in an engine block whose tiers changed."""
-        for key in keys:
+        for key in block.keys:
             self._set_tiers(key)
-        for key in list(self._spanning.get(block_hash, ())):
-            self._set_tiers(key)
+        if block_hash in self._spanning:
+            for key in list(self._spanning[block_hash]):
+                self._set_tiers(key)
 
     def _set_tiers(self, key: int) -> None:
         node = self._nodes.get(key)
@@ -217,7 +230,8 @@ class Residency:
             tiers &= block.tiers if block is not None else 0
         node.tiers = tiers
         self._settle(key)
-        self._prune(key)
+        if not tiers:
+            self._prune(key)
 
     def _settle(self, key: int) -> None:
         """Recompute what ``key`` counts as, then its descendants where that changed."""
@@ -258,10 +272,6 @@ def _extra_keys(event: Stored, position: int) -> list[object]:
     if not isinstance(extra, list):
         return [None]
     return extra[1:] if event.lora_name is not None and extra[:1] == [event.lora_name] else extra
-
-
-def _is_plain(event: Stored, position: int) -> bool:
-    return not _extra_keys(event, position)
 
 
 def _by_level(levels: dict[int, int], clear: bool) -> Delta:
