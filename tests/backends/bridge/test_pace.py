@@ -1,0 +1,78 @@
+"""Tests of how many bytes the bridge has on order."""
+
+import pytest
+
+from backends.bridge.pace import Pace
+
+MIB = 1 << 20
+
+
+def run_link(pace: Pace, rate_bytes_per_s: float, rtt_s: float, chunk_bytes: int, rounds: int) -> float:
+    """Play a link on which the whole window is ordered at once, again and again; the share of its rate at the end."""
+    now_s = share = 0.0
+    for _ in range(rounds):
+        pace.echoed(rtt_s, now_s)
+        window = pace.window_bytes(chunk_bytes)
+        mark = pace.ordered(now_s)
+        elapsed_s = max(rtt_s, window / rate_bytes_per_s)
+        now_s += elapsed_s
+        pace.arrived(window)
+        pace.delivered(mark, now_s)
+        share = window / elapsed_s / rate_bytes_per_s
+    return share
+
+
+def test_starts_with_two_chunks() -> None:
+    """Before anything is known, one chunk arrives and one waits behind it."""
+    pace = Pace(max_window_bytes=256 * MIB)
+    assert pace.window_bytes(MIB) == 2 * MIB
+    assert (pace.rate_bytes_per_s, pace.rtt_s) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("rate_mbit", [20, 400, 10_000])
+@pytest.mark.parametrize("rtt_s", [0.001, 0.03, 0.2])
+def test_grows_until_the_link_is_full_and_then_stops(rate_mbit: float, rtt_s: float) -> None:
+    """On any link the window reaches the rate, and stays within a few round trips' worth."""
+    pace = Pace(max_window_bytes=1 << 40)
+    rate = rate_mbit * 125_000
+    assert run_link(pace, rate, rtt_s, MIB // 4, 40) > 0.95
+    assert pace.window_bytes(MIB // 4) <= 2 * rate * (rtt_s + 0.005) * 1.01 + MIB // 2
+    assert pace.rate_bytes_per_s == pytest.approx(rate, rel=0.05)
+
+
+def test_is_bounded() -> None:
+    """The window never exceeds its bound, nor what a rate cap allows."""
+    bounded = Pace(max_window_bytes=MIB)
+    run_link(bounded, 1e9, 0.1, MIB // 4, 20)
+    assert bounded.window_bytes(MIB // 4) == MIB
+    capped = Pace(max_window_bytes=256 * MIB, rate_cap_bytes_per_s=10 * MIB)
+    run_link(capped, 100 * MIB, 0.1, MIB // 4, 20)
+    assert capped.window_bytes(MIB // 4) < 2.5 * MIB
+
+
+def test_forgets_a_rate_that_the_link_no_longer_has() -> None:
+    """A slower link is learnt once the old rate is out of memory; without new measurements the last one stays."""
+    pace = Pace(max_window_bytes=256 * MIB)
+    pace.arrived(MIB)
+    pace.delivered(Pace(max_window_bytes=1).ordered(0.0), 0.1)
+    fast = pace.rate_bytes_per_s
+    mark = pace.ordered(20.0)
+    pace.arrived(MIB)
+    assert pace.rate_bytes_per_s == fast
+    pace.delivered(mark, 21.0)
+    assert pace.rate_bytes_per_s == MIB
+
+
+def test_keeps_the_shortest_round_trip() -> None:
+    """A round trip that a queue has lengthened does not widen the window."""
+    pace = Pace(max_window_bytes=256 * MIB)
+    for at_s, rtt_s in enumerate((0.05, 0.03, 0.4)):
+        pace.echoed(rtt_s, float(at_s))
+    assert pace.rtt_s == 0.03
+
+
+def test_an_order_answered_at_once_teaches_nothing() -> None:
+    """No time between order and arrival is no measurement."""
+    pace = Pace(max_window_bytes=MIB)
+    pace.delivered(pace.ordered(1.0), 1.0)
+    assert pace.rate_bytes_per_s == 0.0
