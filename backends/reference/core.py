@@ -6,7 +6,6 @@ that a store call reads or writes stay held until that call has ended.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -96,13 +95,13 @@ class Engine:
     def start(self) -> None:
         """Start the loop."""
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(_log_death)
 
     async def aclose(self) -> None:
         """Stop the loop; generations under way end with EngineDead."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         for thread in (self._model_thread, self._fetch_thread, self._store_thread):
             thread.shutdown(wait=False, cancel_futures=True)
 
@@ -182,6 +181,7 @@ class Engine:
         if generation.ended or sequence.aborted:
             return
         sequence.aborted = True
+        generation.push(None)
         if sequence not in self._stepping:
             self._end(sequence, "abort")
         self._wake.set()
@@ -271,3 +271,8 @@ class Engine:
         events = self._pool.take_events()
         if self._publisher is not None:
             self._publisher.publish(events)
+
+
+def _log_death(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.critical("the engine's loop has stopped", exc_info=error)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from zmq import LAST_ENDPOINT, PUB, ROUTER, Context
 from zmq.asyncio import Context as AsyncContext
+from zmq.constants import SocketOption, SocketType
+from zmq.sugar.context import Context
 
 from backends.reference.blocks import Cleared, PoolEvent, Removed, Stored
 from backends.reference.hashing import external_hash
@@ -122,9 +123,9 @@ class EventPublisher:
         self._kept: deque[tuple[int, bytes]] = deque(maxlen=settings.replay_batches)
         self._sequence = 0
         self._context = Context()
-        self._pub = self._context.socket(PUB)
+        self._pub = self._context.socket(SocketType.PUB)
         self._pub.set_hwm(100_000)
-        self._replay = AsyncContext.shadow(self._context.underlying).socket(ROUTER)
+        self._replay = AsyncContext.shadow(self._context.underlying).socket(SocketType.ROUTER)
         ports = [
             _bind(self._pub, settings.host, settings.port),
             _bind(self._replay, settings.host, settings.replay_port),
@@ -173,5 +174,5 @@ class EventPublisher:
 
 def _bind(socket: Any, host: str, port: int) -> int:
     socket.bind(f"tcp://{host}:{port or '*'}")
-    endpoint = socket.getsockopt_string(LAST_ENDPOINT)
+    endpoint = socket.getsockopt_string(SocketOption.LAST_ENDPOINT)
     return int(endpoint.rsplit(":", 1)[1])

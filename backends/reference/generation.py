@@ -51,6 +51,11 @@ class Generation:
     _queue: asyncio.Queue[Output | None] = field(default_factory=asyncio.Queue)
     _writes: list[asyncio.Future[bool]] = field(default_factory=list)
 
+    @property
+    def aborted(self) -> bool:
+        """Whether the client left before the end."""
+        return self.sequence.aborted
+
     def push(self, output: Output | None) -> None:
         """Hand over the next token; None: there will be no more."""
         self._queue.put_nowait(output)
@@ -60,7 +65,7 @@ class Generation:
         self._writes.append(write)
 
     async def batches(self) -> AsyncIterator[list[Output]]:
-        """Tokens as they come, several at once where the reader is behind. Raises EngineDead."""
+        """Tokens as they come, several at once where the reader is behind; an abort ends them. Raises EngineDead."""
         while True:
             outputs = [await self._queue.get()]
             while not self._queue.empty():
@@ -69,6 +74,8 @@ class Generation:
             if batch:
                 yield batch
             if len(batch) < len(outputs):
+                if self.aborted:
+                    return
                 raise EngineDead
             if batch[-1].finish_reason is not None:
                 return

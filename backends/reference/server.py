@@ -12,7 +12,7 @@ import msgspec
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
@@ -91,6 +91,8 @@ class Server:
         """``POST /v1/completions``."""
         try:
             body = await _read_body(receive)
+            if body is None:
+                return
             request = decode(body, CompletionRequest)
             self._check_model(request.model)
             prompt, params = await self._check(request)
@@ -168,6 +170,8 @@ class Server:
         try:
             async for outputs in generation.batches():
                 await _send_event(send, answer.chunk(outputs))
+            if generation.aborted:
+                return
             if not await generation.stored(self._served.stored_timeout_s):
                 tail = _event(_failure("the KV could not be stored"))
             if request.stream_options is not None and request.stream_options.include_usage:
@@ -183,6 +187,8 @@ class Server:
                 outputs.extend(batch)
         except EngineDead:
             await _json(_failure("the engine has stopped"), 503)(scope, receive, send)
+            return
+        if generation.aborted:
             return
         if not await generation.stored(self._served.stored_timeout_s):
             await _json(_failure("the KV could not be stored"), 500)(scope, receive, send)
@@ -220,12 +226,13 @@ class _Completions:
         await self._endpoint(scope, receive, send)
 
 
-async def _read_body(receive: Receive) -> bytes:
+async def _read_body(receive: Receive) -> bytes | None:
+    """The request's body; None when the client left before its end. Raises BadRequest."""
     body = bytearray()
     while True:
         message: Message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientDisconnect
+            return None
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise BadRequest("the body is too large", status=413)

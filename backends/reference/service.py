@@ -1,5 +1,7 @@
 """Puts an engine process together and runs it."""
 
+import asyncio
+import contextlib
 import ctypes
 import gc
 import logging
@@ -8,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -151,9 +153,25 @@ async def _serve(
     config = uvicorn.Config(
         app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_TIMEOUT_S, loop="none"
     )
-    await uvicorn.Server(config).serve(sockets=[listener])
+    server = _Server(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    await server.serve(sockets=[listener])
     await publisher.aclose()
     return 0
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn would raise them again after it stopped, and the exit status would tell of them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        """End running requests and leave; a second signal does not wait for them."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
 
 
 def _listen(host: str, port: int) -> socket.socket:

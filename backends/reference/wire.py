@@ -10,6 +10,8 @@ from backends.reference.sequence import Params
 
 MAX_LOGPROBS = 20
 DEFAULT_MAX_TOKENS = 16
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01
 
 
 class BadRequest(Exception):
@@ -46,7 +48,7 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=100)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=100)] | None = None
     logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     stop: str | list[str] | None = None
@@ -148,7 +150,7 @@ def to_params(
     return Params(
         max_tokens=max_tokens,
         min_tokens=request.min_tokens,
-        temperature=_given(request.temperature, 1.0),
+        temperature=_temperature(_given(request.temperature, 1.0)),
         top_p=_given(request.top_p, 1.0),
         top_k=max(0, request.top_k or 0),
         min_p=request.min_p or 0.0,
@@ -166,9 +168,14 @@ def to_params(
 
 
 def _bias(bias: dict[str, float], vocab_tokens: int) -> dict[int, float]:
-    if not all(key.isdecimal() for key in bias):
+    if not all(key.isdecimal() and len(key) <= 10 for key in bias):
         raise BadRequest("logit_bias must be keyed by token ids", "logit_bias")
     return dict(zip(check_ids([int(key) for key in bias], vocab_tokens, "logit_bias"), bias.values(), strict=True))
+
+
+def _temperature(value: float) -> float:
+    """Nearly 0 is 0, and what is above it stays far enough from 0 to divide by."""
+    return 0.0 if value < GREEDY_BELOW else max(value, LOWEST_TEMPERATURE)
 
 
 def _given(value: float | None, default: float) -> float:
