@@ -16,11 +16,11 @@ from starlette.routing import Route
 from gateway.api.chat import prepare_chat
 from gateway.api.completions import prepare_completion
 from gateway.api.endpoint import GenerationEndpoint, Limits
-from gateway.api.errors import ApiError, encode_error, error_headers
+from gateway.api.errors import ApiError, encode_error, error_headers, from_generation
 from gateway.api.forms import ChatForm, CompletionForm
 from gateway.api.models import Models
 from gateway.api.wire import encode
-from gateway.relay.types import Generator
+from gateway.relay.types import GenerationFailed, Generator
 from gateway.text.model import ServedModel
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -61,7 +61,12 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
             *operator_routes(state),
             *routes,
         ],
-        exception_handlers={ApiError: answer_api_error, HTTPException: answer_http_error, Exception: answer_failure},
+        exception_handlers={
+            ApiError: answer_api_error,
+            GenerationFailed: answer_refusal,
+            HTTPException: answer_http_error,
+            Exception: answer_failure,
+        },
     )
     # A path that is not exactly a route is no route: nothing is checked at one spelling and served at another.
     app.router.redirect_slashes = False
@@ -72,9 +77,11 @@ def model_routes(models: Models, state: ApiState) -> list[Route]:
     """Return ``/v1/models`` and ``/v1/models/{id}``."""
 
     async def list_models(request: Request) -> Response:
+        state.identify(request.headers)
         return Response(encode(models.list()), media_type=JSON)
 
     async def show_model(request: Request) -> Response:
+        state.identify(request.headers)
         return Response(encode(models.card(request.path_params["name"])), media_type=JSON)
 
     return [
@@ -116,6 +123,12 @@ async def answer_api_error(request: Request, error: Exception) -> Response:
     """Answer an error of our own."""
     assert isinstance(error, ApiError)
     return to_response(error)
+
+
+async def answer_refusal(request: Request, error: Exception) -> Response:
+    """Answer a caller who may not ask."""
+    assert isinstance(error, GenerationFailed)
+    return to_response(from_generation(error))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:

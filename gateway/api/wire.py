@@ -4,7 +4,7 @@ Requests declare only the fields that the gateway itself reads; what else a clie
 engine. Answers leave out what is UNSET and spell the rest, null included.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -55,7 +55,7 @@ class ChatFields(GenerationFields, kw_only=True):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
-    logprobs: bool | None = None
+    logprobs: bool | Literal[0, 1] | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None

@@ -17,6 +17,17 @@ Message = Mapping[str, Any]
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
+RENDER_ERRORS = (
+    TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""A sandboxed template over a client's values can fail in all of Python's ways; none is the gateway's fault."""
+
 
 class TemplateRejected(Exception):
     """The template cannot render these messages; ``str()`` says why, ``param`` names the request's field."""
@@ -100,8 +111,7 @@ class ChatTemplate:
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-            # A sandboxed template over a client's values can fail in all of Python's ways; none is the gateway's fault.
+        except RENDER_ERRORS as error:
             raise TemplateRejected(f"The chat template cannot render these messages: {describe(error)}") from error
         return cut_after(text, prepared[-1]) if continue_final_message else text
 

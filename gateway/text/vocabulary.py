@@ -24,21 +24,20 @@ def byte_alphabet() -> dict[str, int]:
 
 def find_dialect(tokenizer: Tokenizer) -> tuple[Dialect, bool]:
     """Return the dialect, and whether tokens like ``<0xE4>`` are bytes."""
-    steps = flatten(json.loads(tokenizer.to_str())["decoder"])
+    decoder = tokenizer.decoder
+    steps = [] if decoder is None else flatten(json.loads(decoder.__getstate__()))
     kinds = [step["type"] for step in steps]
     if [kind for kind in kinds if kind != "Fuse"] == ["ByteLevel"] and kinds[0] == "ByteLevel":
         return "bytes", False
     fused = kinds.index("Fuse") if "Fuse" in kinds else len(kinds)
     context_free = all(is_context_free(step, rank > fused) for rank, step in enumerate(steps))
-    if not context_free or (tokenizer.decoder is not None and tokenizer.decoder.decode([ANCHOR]) != ANCHOR):
+    if not context_free or (decoder is not None and decoder.decode([ANCHOR]) != ANCHOR):
         return "window", False
     return "pieces", "ByteFallback" in kinds
 
 
-def flatten(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """Return a decoder's steps in order; none for a tokenizer without a decoder."""
-    if decoder is None:
-        return []
+def flatten(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return a decoder's steps in order."""
     if decoder["type"] == "Sequence":
         return [step for part in decoder["decoders"] for step in flatten(part)]
     return [decoder]

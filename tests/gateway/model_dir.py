@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind.",
@@ -40,6 +40,20 @@ def byte_level_tokenizer(vocabulary_tokens: int = 600) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def split_tokenizer() -> Tokenizer:
+    """Return a byte-level BPE tokenizer with a pattern of its own and NFC, as Llama 3 and Qwen 2 have."""
+    tokenizer = byte_level_tokenizer()
+    pattern = r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     return tokenizer
 
 

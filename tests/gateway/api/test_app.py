@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_app
-from gateway.relay.types import GenerationFailed
-from tests.fakes.answers import ScriptedGenerator
+from gateway.relay.types import GenerationFailed, GenerationRequest
+from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.server import AppServer
 from tests.gateway.api.raw import CHAT
 
@@ -92,11 +92,28 @@ async def test_unknown_caller(state: ApiState, generator: ScriptedGenerator) -> 
     def identify(headers: object) -> str:
         raise GenerationFailed(401, "No key.")
 
-    answer = await serve_once(replace(state, identify=identify), "POST", "/v1/chat/completions", [])
-    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+    for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny")):
+        answer = await serve_once(replace(state, identify=identify), method, path, [])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 async def test_tenant(state: ApiState, generator: ScriptedGenerator) -> None:
     """The tenant of the generation is the one that the caller was identified as, whatever other headers say."""
     await serve_once(replace(state, identify=lambda headers: "acme"), "POST", "/v1/chat/completions", CHAT)
     assert generator.requests[0].tenant == "acme"
+
+
+async def test_failure_of_the_gateway(state: ApiState, generator: ScriptedGenerator) -> None:
+    """An unexpected failure is a 500 without its details, and what was started is closed."""
+    steps = say([300])
+
+    def script(request: GenerationRequest) -> list[Step]:
+        if generator.answers:
+            raise LookupError("secret")
+        return steps
+
+    generator.script = script
+    answer = await serve_once(state, "POST", "/v1/chat/completions", {**CHAT, "n": 2})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in answer.text
+    assert [started.closes for started in generator.answers] == [1]

@@ -24,6 +24,13 @@ def end_of_word_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def unstripped_tokenizer() -> Tokenizer:
+    """A byte-fallback tokenizer that keeps a leading space, as Gemma's does."""
+    tokenizer = byte_fallback_tokenizer()
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer
+
+
 def bare_tokenizer() -> Tokenizer:
     """A tokenizer without a decoder: tokens are joined by spaces."""
     return Tokenizer(models.WordLevel({"one": 0, "two": 1, "three": 2}, unk_token="one"))
@@ -32,6 +39,7 @@ def bare_tokenizer() -> Tokenizer:
 FAMILIES = {
     "byte_level": Vocabulary(byte_level_tokenizer()),
     "byte_fallback": Vocabulary(byte_fallback_tokenizer()),
+    "unstripped": Vocabulary(unstripped_tokenizer()),
     "metaspace": Vocabulary(metaspace_tokenizer()),
     "word_piece": Vocabulary(word_piece_tokenizer()),
     "end_of_word": Vocabulary(end_of_word_tokenizer()),

@@ -95,6 +95,7 @@ def test_special_token_after_special_token_without_spaces() -> None:
     [
         ("byte_level", "bytes"),
         ("byte_fallback", "pieces"),
+        ("unstripped", "pieces"),
         ("metaspace", "pieces"),
         ("word_piece", "pieces"),
         ("end_of_word", "window"),

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, processors
 
 from gateway.text.tokenise import ENTRY_BYTES, PartCache, PromptEncoder, PromptTooLong, find_cuts
-from tests.gateway.model_dir import CORPUS, SPECIAL, byte_fallback_tokenizer, byte_level_tokenizer, metaspace_tokenizer
+from tests.gateway.model_dir import (
+    CORPUS,
+    SPECIAL,
+    byte_fallback_tokenizer,
+    byte_level_tokenizer,
+    metaspace_tokenizer,
+    split_tokenizer,
+)
 
 
 def stripping_tokenizer() -> Tokenizer:
@@ -24,6 +31,7 @@ TOKENIZERS = {
     "byte_level": byte_level_tokenizer(),
     "byte_fallback": byte_fallback_tokenizer(),
     "metaspace": metaspace_tokenizer(),
+    "split": split_tokenizer(),
     "stripping": stripping_tokenizer(),
 }
 MARKS = [*SPECIAL, "<s>", "</s>", "<tool>", "<tool>x", "<mask>", "<|im_start|>user", "<|im_", " ", "\n", "  \n ", "x"]
