@@ -177,6 +177,8 @@ class LinkView:
     """Bytes of open transfers that have not crossed yet."""
     rtt_s: float = 0.0
     up: bool = True
+    open_transfers: int | None = None
+    """How many transfers share the queued bytes; None: the link does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ class Estimate:
     tail_tokens: int
     """Tokens after the last full chunk, recomputed by MD."""
     wan_bytes: int | None
-    queue_s: float
+    queue_s: float | None
+    """Wait for bytes of other transfers."""
     transfer_s: float | None
     rtt_s: float
     total_s: float | None

@@ -1,6 +1,8 @@
 """How long the KV that MD lacks takes to cross a WAN link, and how a link's rate is learnt.
 
-The KV store holds full chunks only, so a hit counts down to its chunk and the prompt's tail never crosses.
+The KV store holds full chunks only, so a hit counts down to its chunk and the prompt's tail never crosses. A bridge
+shares its link fairly and lets small transfers go first, so while a transfer runs each other one gets at most as many
+bytes as it: a small one does not wait for all that is queued by large ones.
 """
 
 import math
@@ -17,23 +19,29 @@ def crossing_s(wan_bytes: int, link: LinkView) -> float:
     """Seconds until ``wan_bytes`` more have crossed behind what is queued; 0 when there is nothing to move."""
     if wan_bytes == 0:
         return 0.0
-    return (link.queued_bytes + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
+    return (bytes_ahead(wan_bytes, link) + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
+
+
+def bytes_ahead(wan_bytes: int, link: LinkView) -> int:
+    """Bytes of other transfers that cross before the last of ``wan_bytes`` new ones."""
+    if link.open_transfers is None:
+        return link.queued_bytes
+    return min(link.queued_bytes, link.open_transfers * wan_bytes)
 
 
 def estimate_transfer(prompt_tokens: int, hit: Hit | None, link: LinkView, snapshot: Snapshot) -> Estimate:
     """Estimate the transfer of a prompt's KV over ``link`` to an MD with ``hit``; None: the hit is unknown."""
     chunk = snapshot.kv_chunk_tokens
-    queue_s = link.queued_bytes / link.rate_bytes_per_s
     worst_s = crossing_s(missing_tokens(prompt_tokens, 0, chunk) * snapshot.kv_bytes_per_token, link)
     if hit is None:
-        return Estimate(None, prompt_tokens % chunk, None, queue_s, None, link.rtt_s, None, worst_s)
+        return Estimate(None, prompt_tokens % chunk, None, None, None, link.rtt_s, None, worst_s)
     missing = missing_tokens(prompt_tokens, hit.reach_tokens, chunk)
     wan_bytes = missing * snapshot.kv_bytes_per_token
     return Estimate(
         missing_tokens=missing,
         tail_tokens=max(0, prompt_tokens - max(prompt_tokens // chunk * chunk, hit.reach_tokens)),
         wan_bytes=wan_bytes,
-        queue_s=queue_s,
+        queue_s=bytes_ahead(wan_bytes, link) / link.rate_bytes_per_s,
         transfer_s=wan_bytes / link.rate_bytes_per_s,
         rtt_s=link.rtt_s,
         total_s=crossing_s(wan_bytes, link),

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from policies.simulator.models import Line
 from policies.simulator.parts import Action, BlockCache, Job, SharedServer
+from policies.types import LinkView
 
 
 @dataclass(slots=True)
@@ -40,6 +41,14 @@ class Crossing:
     server: SharedServer
     store: BlockCache
     _carrying: dict[int, Load] = field(default_factory=dict)
+
+    def view(self) -> LinkView:
+        """What decisions see of it."""
+        line, server = self.line, self.server
+        queued_bytes = int(server.backlog)
+        return LinkView(
+            line.source, line.dest, line.rate_bytes_per_s, queued_bytes, line.rtt_s, open_transfers=server.running
+        )
 
     def fetch(self, blocks: Sequence[int], block_bytes: int, on_done: Action) -> Transfer | None:
         """Bring ``blocks``; None: nothing needs to cross, and ``on_done`` will not be called."""

@@ -7,7 +7,7 @@ from policies.simulator.crossing import Crossing
 from policies.simulator.models import Fleet, Line, Member
 from policies.simulator.parts import Action, BlockCache, SharedServer, Timeline
 from policies.simulator.trace import Row
-from policies.types import Alignment, Hit, InstanceView, LinkView, Role, SingularUse, Snapshot
+from policies.types import Alignment, Hit, InstanceView, Role, SingularUse, Snapshot
 
 MODEL = "simulated"
 FULL_PREFILL = 8
@@ -76,10 +76,7 @@ class World:
         """What decisions see now."""
         return Snapshot(
             instances=tuple(site.view() for site in self.sites.values()),
-            links={
-                pair: LinkView(*pair, one.line.rate_bytes_per_s, int(one.server.backlog), one.line.rtt_s)
-                for pair, one in self.crossings.items()
-            },
+            links={pair: one.view() for pair, one in self.crossings.items()},
             kv_bytes_per_token=self.fleet.kv_bytes_per_token,
             kv_chunk_tokens=self.fleet.block_tokens,
             alignment=self.alignment,

@@ -45,13 +45,23 @@ def test_estimate_adds_queue_transfer_and_round_trip() -> None:
 def test_unknown_hit_has_no_estimate() -> None:
     """An unknown hit gives neither bytes nor a time, only the worst case."""
     estimate = estimate_transfer(2560, None, link(), snapshot())
-    assert (estimate.missing_tokens, estimate.wan_bytes, estimate.transfer_s, estimate.total_s) == (None,) * 4
+    assert (estimate.missing_tokens, estimate.wan_bytes, estimate.queue_s, estimate.total_s) == (None,) * 4
+    assert estimate.transfer_s is None
     assert estimate.worst_s == pytest.approx(1.31)
 
 
 def test_nothing_to_move_waits_for_nobody() -> None:
     """Without bytes the queue does not matter."""
     assert crossing_s(0, link(queued_bytes=10**9)) == 0.0
+
+
+def test_a_small_transfer_passes_large_ones() -> None:
+    """Each open transfer delays a new one by at most as many bytes as the new one has."""
+    busy = link(queued_bytes=10**9, open_transfers=3)
+    assert crossing_s(10**6, busy) == pytest.approx(0.04 + 0.03)
+    assert crossing_s(10**9, busy) == pytest.approx(20.0 + 0.03)
+    assert crossing_s(10**6, link(queued_bytes=10**9)) == pytest.approx(10.01 + 0.03)
+    assert crossing_s(10**6, link(queued_bytes=10**9, open_transfers=0)) == pytest.approx(0.01 + 0.03)
 
 
 @given(prompt=st.integers(1, 10**6), reach=st.integers(0, 2 * 10**6), chunk=st.integers(1, 1024))
