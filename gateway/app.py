@@ -185,7 +185,12 @@ def _load_models(settings: Settings) -> dict[str, ServedModel]:
 
 def _model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
     return {
-        model.name: ModelFacts(model.kv_bytes_per_token, served[model.name].context_tokens, model.cache_effective)
+        model.name: ModelFacts(
+            model.kv_bytes_per_token,
+            served[model.name].context_tokens,
+            model.cache_effective,
+            model.kv_name or model.name,
+        )
         for model in settings.models
     }
 

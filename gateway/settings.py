@@ -30,6 +30,14 @@ class ModelSettings(Section, frozen=True):
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
     kv_bytes_per_token: Annotated[Count, Meta(description="KV of one token, all layers, in bytes.")]
+    kv_name: Annotated[
+        str | None,
+        Meta(
+            min_length=1,
+            description="Its name in the KV store, where that differs: LMCache takes vLLM's `--model`, not "
+            "`--served-model-name`.",
+        ),
+    ] = None
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
 
 

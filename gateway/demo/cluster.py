@@ -11,18 +11,29 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import httpx
 import msgspec
 
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
-from gateway.demo.processes import Child, DemoFailed
+from gateway.demo.processes import Child, DemoFailed, pdd
 
 MODEL = "demo"
 KV_CHUNK_TOKENS = 64
 STORE_BYTES = 2 << 30
+ROLES = ("p", "rld", "md")
+
+
+def role_of(name: str) -> str:
+    """Role of an engine, as the settings spell it, from its name."""
+    return name.rstrip("0123456789").upper()
+
+
+def region_of(name: str) -> str:
+    """Where an engine stands."""
+    return "b" if role_of(name) == "MD" else "a"
 
 
 class EventSource(msgspec.Struct):
@@ -39,6 +50,43 @@ class EventSource(msgspec.Struct):
             self.replay_endpoint = address
 
 
+class EngineKit(Protocol):
+    """What the engines of both regions are. The fields tell how they name the KV that they keep in the stores."""
+
+    dialect: str
+    chunk_tokens: int
+    kv_name: str | None
+
+    def companions(self, cluster: "Cluster") -> list[Child]:
+        """Processes that must run before the engines do, beside the stores."""
+        ...
+
+    def engine(self, cluster: "Cluster", name: str, listen: str = "127.0.0.1:0") -> Child:
+        """One engine, named by its role and a number."""
+        ...
+
+
+class ReferenceKit:
+    """The reference engine, with LMCache inside it."""
+
+    dialect = "lmcache"
+    chunk_tokens = KV_CHUNK_TOKENS
+    kv_name: str | None = None
+
+    def companions(self, cluster: "Cluster") -> list[Child]:
+        """None: the engines use the stores themselves."""
+        return []
+
+    def engine(self, cluster: "Cluster", name: str, listen: str = "127.0.0.1:0") -> Child:
+        """See ``EngineKit``."""
+        plan = cluster.plan
+        role = {"P": "prefill", "RLD": "relay", "MD": "main"}[role_of(name)]
+        arguments = ["--role", role, "--model", str(plan.model), "--served-model-name", MODEL]
+        arguments += ["--kv-store", cluster.stores[region_of(name)].url, "--kv-chunk", str(self.chunk_tokens)]
+        arguments += ["--dtype", plan.dtype, "--threads", str(plan.threads), "--listen", listen]
+        return Child(name, cluster.folder, pdd("engine", *arguments))
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What to start. ``counts``: how many P, RLD and MD."""
@@ -49,6 +97,7 @@ class Plan:
     dtype: str = "float32"
     threads: int = 1
     counts: tuple[int, int, int] = (1, 1, 1)
+    kit: EngineKit = field(default_factory=ReferenceKit)
 
 
 @dataclass(slots=True)
@@ -87,16 +136,20 @@ class Cluster:
         """The gateway's configuration for this cluster."""
         engines = []
         for name, child in self.children.items():
-            role = name.rstrip("0123456789").upper()
-            if role in ("P", "RLD", "MD"):
+            if name in self.kv_events:
                 url = self.through_link.get(name, child.url)
-                region = "b" if role == "MD" else "a"
-                engine = {"id": name, "role": role, "model": MODEL, "region": region, "url": url, "max_running": 16}
-                events = self.kv_events[name]
-                engines.append(engine | {"kv_events": events.endpoint, "kv_replay": events.replay_endpoint})
-        link: dict[str, Any] = {"source": "a", "dest": "b", "bridge": self.through_link["bridge"], "dialect": "lmcache"}
-        link |= {"chunk_tokens": KV_CHUNK_TOKENS, "dtype": self.plan.dtype, "rate_mbit": self.plan.rate_mbit}
-        model = {"name": MODEL, "path": str(self.plan.model), "kv_bytes_per_token": kv_bytes_per_token}
+                engine = {"id": name, "role": role_of(name), "model": MODEL, "region": region_of(name), "url": url}
+                events = {
+                    "kv_events": self.kv_events[name].endpoint,
+                    "kv_replay": self.kv_events[name].replay_endpoint,
+                }
+                engines.append(engine | events | {"max_running": 16})
+        plan = self.plan
+        link: dict[str, Any] = {"source": "a", "dest": "b", "bridge": self.through_link["bridge"]}
+        link |= {"dialect": plan.kit.dialect, "chunk_tokens": plan.kit.chunk_tokens}
+        link |= {"dtype": plan.dtype, "rate_mbit": plan.rate_mbit}
+        model = {"name": MODEL, "path": str(plan.model), "kv_bytes_per_token": kv_bytes_per_token}
+        model |= {"kv_name": plan.kit.kv_name}
         return {
             "listen": listen,
             "redis_url": self.redis_url,
@@ -133,28 +186,18 @@ async def _start_stores(cluster: Cluster, stack: AsyncExitStack, progress: Calla
 
 async def _start_engines(cluster: Cluster, stack: AsyncExitStack, progress: Callable[[str], None]) -> None:
     plan = cluster.plan
-    roles = (("p", "prefill", "a"), ("rld", "relay", "a"), ("md", "main", "b"))
-    started = []
-    for (name, role, region), count in zip(roles, plan.counts, strict=True):
-        for number in range(1, count + 1):
-            id_ = f"{name}{number}"
-            child = Child(id_, cluster.folder, *engine_arguments(cluster, role, region))
-            cluster.children[id_] = child
+    companions = plan.kit.companions(cluster)
+    names = [f"{role}{number + 1}" for role, count in zip(ROLES, plan.counts, strict=True) for number in range(count)]
+    started = [plan.kit.engine(cluster, name) for name in names]
+    for children in filter(None, (companions, started)):
+        progress(f"starting {', '.join(child.name for child in children)}")
+        for child in children:
+            cluster.children[child.name] = child
             stack.push_async_callback(child.stop)
-            started.append(child)
-    progress(f"starting engines: {', '.join(child.name for child in started)}")
-    await start_all(started)
+        await start_all(children)
     async with httpx.AsyncClient(timeout=10) as client:
         for child in started:
             cluster.kv_events[child.name] = await find_kv_events(client, child.url)
-
-
-def engine_arguments(cluster: Cluster, role: str, region: str, listen: str = "127.0.0.1:0") -> list[str]:
-    """Command line of one engine."""
-    plan = cluster.plan
-    arguments = ["engine", "--role", role, "--model", str(plan.model), "--served-model-name", MODEL]
-    arguments += ["--kv-store", cluster.stores[region].url, "--kv-chunk", str(KV_CHUNK_TOKENS)]
-    return [*arguments, "--dtype", plan.dtype, "--threads", str(plan.threads), "--listen", listen]
 
 
 async def find_kv_events(client: httpx.AsyncClient, url: str) -> EventSource:
@@ -168,15 +211,16 @@ async def _start_link(cluster: Cluster, stack: AsyncExitStack, progress: Callabl
     progress(f"starting the link ({plan.rate_mbit:g} Mbit/s, {plan.delay_ms:g} ms each way) and the KV bridge")
     bridge_far = find_free_ports(1)[0]
     far: dict[str, int] = {"store": cluster.stores["a"].port, "bridge": bridge_far}
-    for name in (name for name in cluster.children if name.startswith("md")):
-        events = cluster.kv_events[name]
+    for name, events in cluster.kv_events.items():
+        if region_of(name) == "a":
+            continue
         far |= {name: _port(cluster.children[name].url)}
         far |= {f"{name}.events": _port(events.endpoint), f"{name}.replay": _port(events.replay_endpoint)}
     near = dict(zip(far, find_free_ports(len(far)), strict=True))
     routes = [f"--route=127.0.0.1:{near[name]}=127.0.0.1:{port}" for name, port in far.items()]
     shape = ["--rate-mbit", str(plan.rate_mbit), "--delay-ms", str(plan.delay_ms)]
-    wan = Child("wan", cluster.folder, "wan", *routes, *shape)
-    bridge = Child("bridge", cluster.folder, *bridge_arguments(cluster, near["store"], bridge_far))
+    wan = Child("wan", cluster.folder, pdd("wan", *routes, *shape))
+    bridge = bridge_child(cluster, near["store"], bridge_far)
     for child in (wan, bridge):
         cluster.children[child.name] = child
         stack.push_async_callback(child.stop)
@@ -189,10 +233,11 @@ async def _start_link(cluster: Cluster, stack: AsyncExitStack, progress: Callabl
             cluster.through_link[name] = f"http://127.0.0.1:{port}"
 
 
-def bridge_arguments(cluster: Cluster, source_port: int, port: int) -> list[str]:
-    """Command line of the bridge; its source lies behind the link."""
+def bridge_child(cluster: Cluster, source_port: int, port: int) -> Child:
+    """The bridge; its source lies behind the link."""
     source, dest = f"redis://127.0.0.1:{source_port}", cluster.stores["b"].url
-    return ["bridge", "--source", source, "--dest", dest, "--listen", f"127.0.0.1:{port}"]
+    command = pdd("bridge", "--source", source, "--dest", dest, "--listen", f"127.0.0.1:{port}")
+    return Child("bridge", cluster.folder, command)
 
 
 async def start_all(children: Sequence[Child]) -> None:

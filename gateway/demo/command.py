@@ -15,19 +15,14 @@ from rich.console import Console
 
 from backends.lifetime import die_with_parent
 from backends.reference.demo_model import MODEL_DIR
-from backends.reference.demo_model.prompts import follow_up, long_prompt
 from backends.serving import CannotListen, bind, parse_listen, serve
 from gateway.app import Gateway, open_gateway
 from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
 from gateway.demo.processes import DemoFailed
 from gateway.demo.report import print_answer, print_table, print_usage
-from gateway.demo.scenarios import Message, Run, measure_rtt, run_alone, stream_chat
+from gateway.demo.scenarios import Stage, measure_rtt, run_scenarios, warm_up
 from gateway.settings import parse_settings
-from policies.rules import Rules, parse_rules
-
-NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
-ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
-CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 4}}
+from policies.rules import Rules
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,8 +78,9 @@ async def _show(
 ) -> int:
     rtt_s = await measure_rtt(cluster.through_link["md1"]) - await measure_rtt(cluster.children["md1"].url)
     console.print("[dim]warming up[/dim]")
-    await _warm_up(base_url)
-    runs = await _run_scenarios(args, console, cluster, gateway, base_url)
+    await warm_up(base_url)
+    stage = Stage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
+    runs = await run_scenarios(stage, args.words, args.tokens)
     print_table(console, runs, rtt_s)
     print_answer(console, runs["catch_up"])
     identical = all(run.identical for run in runs.values())
@@ -100,40 +96,6 @@ async def _show(
         console.print("Serving until Ctrl-C.")
         await stop.wait()
     return 0 if identical else 1
-
-
-async def _warm_up(base_url: str) -> None:
-    """The first steps of an engine are slow; nobody shall measure them."""
-    await stream_chat(base_url, MODEL, [{"role": "user", "content": long_prompt(999, 150)}], 32)
-
-
-async def _run_scenarios(
-    args: argparse.Namespace, console: Console, cluster: Cluster, gateway: Gateway, base_url: str
-) -> dict[str, Run]:
-    runs: dict[str, Run] = {}
-
-    async def measure(name: str, rules: dict[str, Any], messages: list[Message]) -> Run:
-        console.print(f"[dim]running: {name}[/dim]")
-        gateway.rulebook.replace(parse_rules(rules))
-        before = await cluster.wan_bytes()
-        run = runs[name] = await stream_chat(base_url, MODEL, messages, args.tokens)
-        await gateway.aligner.drained()
-        run.wan_bytes = await cluster.wan_bytes() - before
-        alone = await run_alone(cluster.children["p1"].url, MODEL, run.prompt_ids, args.tokens)
-        run.identical = alone == run.ids
-        return run
-
-    for seed, (name, rules) in enumerate((("naive", NAIVE), ("one_shot", ONE_SHOT)), start=1):
-        await measure(name, rules, [_user(long_prompt(seed, args.words))])
-    first = _user(long_prompt(3, args.words))
-    answer = await measure("catch_up", CATCH_UP, [first])
-    turns = [first, {"role": "assistant", "content": answer.text}, _user(follow_up(3))]
-    await measure("second_turn", {}, turns)
-    return runs
-
-
-def _user(content: str) -> Message:
-    return {"role": "user", "content": content}
 
 
 def kv_bytes_per_token(model: Path, bytes_per_value: int = 4) -> int:

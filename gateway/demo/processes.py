@@ -5,6 +5,7 @@ import contextlib
 import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
 from pathlib import Path
 
 START_TIMEOUT_S = 120.0
@@ -16,14 +17,23 @@ class DemoFailed(Exception):
     """The demo cannot go on; the message is for the user."""
 
 
-class Child:
-    """One ``pdd`` process. ``url`` is known once it is started; ``log`` holds what it wrote to stderr."""
+def pdd(*arguments: str) -> list[str]:
+    """Command line of a ``pdd`` command that ends with the process that starts it."""
+    return [sys.executable, "-m", "gateway", *arguments, "--die-with-parent"]
 
-    def __init__(self, name: str, folder: Path, *arguments: str) -> None:
+
+class Child:
+    """One process that tells ``listening on URL``; ``command`` must make it end with the process that starts it.
+
+    ``url`` is known once it is started; ``log`` holds what it wrote to stderr.
+    """
+
+    def __init__(self, name: str, folder: Path, command: Sequence[str], patience_s: float = START_TIMEOUT_S) -> None:
         self.name = name
         self.url = ""
         self.log = folder / f"{name}.log"
-        self._arguments = arguments
+        self._command = command
+        self._patience_s = patience_s
         self._process: Process | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -42,21 +52,17 @@ class Child:
         """Start it and wait until it listens. Raises DemoFailed."""
         with self.log.open("wb") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "gateway",
-                *self._arguments,
-                "--die-with-parent",
+                *self._command,
                 stdin=DEVNULL,
                 stdout=PIPE,
                 stderr=log,
             )
         try:
-            async with asyncio.timeout(START_TIMEOUT_S):
+            async with asyncio.timeout(self._patience_s):
                 self.url = await self._find_url(self._process)
         except TimeoutError:
             await self.stop()
-            raise DemoFailed(f"{self.name} did not listen within {START_TIMEOUT_S:g} s") from None
+            raise DemoFailed(f"{self.name} did not listen within {self._patience_s:g} s") from None
         self._reading = asyncio.create_task(self._discard(self._process))
 
     async def stop(self) -> None:
@@ -71,7 +77,7 @@ class Child:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
                     await process.wait()
             except TimeoutError:
-                process.kill()
+                self.kill()
                 await process.wait()
         if self._reading is not None:
             self._reading.cancel()

@@ -1,15 +1,24 @@
-"""What the demo measures: one streamed chat through the gateway, seen from the client's side."""
+"""What the demo measures: streamed chats through the gateway under several rules, seen from the client's side."""
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import orjson
 
+from backends.reference.demo_model.prompts import follow_up, long_prompt
+from gateway.app import Gateway
+from gateway.demo.cluster import MODEL, Cluster
+from policies.rules import parse_rules
+
 Message = dict[str, str]
+
+NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
+ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
+CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 4}}
 
 
 @dataclass(slots=True)
@@ -75,6 +84,49 @@ class Run:
             "plan": self.plan,
             "reason": self.reason,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where scenarios are played. ``progress`` is told the name of each."""
+
+    cluster: Cluster
+    gateway: Gateway
+    base_url: str
+    progress: Callable[[str], None]
+
+
+async def run_scenarios(stage: Stage, words: int, tokens: int) -> dict[str, Run]:
+    """Ask three fresh prompts, each under other rules, and then a second turn of the last conversation."""
+    runs: dict[str, Run] = {}
+
+    async def measure(name: str, rules: dict[str, Any], messages: list[Message]) -> Run:
+        stage.progress(name)
+        stage.gateway.rulebook.replace(parse_rules(rules))
+        before = await stage.cluster.wan_bytes()
+        run = runs[name] = await stream_chat(stage.base_url, MODEL, messages, tokens)
+        await stage.gateway.aligner.drained()
+        run.wan_bytes = await stage.cluster.wan_bytes() - before
+        alone = await run_alone(stage.cluster.children["p1"].url, MODEL, run.prompt_ids, tokens)
+        run.identical = alone == run.ids
+        return run
+
+    for seed, (name, rules) in enumerate((("naive", NAIVE), ("one_shot", ONE_SHOT)), start=1):
+        await measure(name, rules, [_user(long_prompt(seed, words))])
+    first = _user(long_prompt(3, words))
+    answer = await measure("catch_up", CATCH_UP, [first])
+    turns = [first, {"role": "assistant", "content": answer.text}, _user(follow_up(3))]
+    await measure("second_turn", {}, turns)
+    return runs
+
+
+async def warm_up(base_url: str) -> None:
+    """The first steps of an engine are slow; nobody shall measure them."""
+    await stream_chat(base_url, MODEL, [_user(long_prompt(999, 150))], 32)
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
 
 
 async def stream_chat(base_url: str, model: str, messages: Sequence[Message], max_tokens: int) -> Run:

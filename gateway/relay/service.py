@@ -37,6 +37,8 @@ class ModelFacts:
     kv_bytes_per_token: int
     context_tokens: int
     cache_effective: bool
+    kv_name: str
+    """What the KV stores call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class RelayService:
         return TransferRequest(
             transfer_id=request.request_id,
             dialect=link.dialect if link else "",
-            model=request.model,
+            model=self.models[request.model].kv_name,
             token_ids=request.prompt,
             chunk_tokens=link.chunk_tokens if link else 1,
             salt=request.cache_salt,

@@ -17,9 +17,8 @@ from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import long_prompt
 from backends.serving import bind, serve
 from gateway.app import Gateway, open_gateway
-from gateway.demo.cluster import MODEL, Cluster, Plan, bridge_arguments, engine_arguments, run_cluster
+from gateway.demo.cluster import MODEL, Cluster, EngineKit, Plan, ReferenceKit, bridge_child, run_cluster
 from gateway.demo.command import kv_bytes_per_token
-from gateway.demo.processes import Child
 from gateway.demo.scenarios import run_alone
 from gateway.settings import parse_settings
 from policies.rules import parse_rules
@@ -147,12 +146,12 @@ class Regions:
         if name == "bridge":
             store_port = urlsplit(self.cluster.through_link["store"]).port
             assert store_port is not None
-            arguments = bridge_arguments(self.cluster, store_port, int(listen.rpartition(":")[2]))
+            child = bridge_child(self.cluster, store_port, int(listen.rpartition(":")[2]))
+        elif name in self.cluster.kv_events:
+            child = self.cluster.plan.kit.engine(self.cluster, name, listen)
         else:
-            role = {"p": "prefill", "rld": "relay", "md": "main"}[name.rstrip("0123456789")]
-            region = "b" if role == "main" else "a"
-            arguments = engine_arguments(self.cluster, role, region, listen)
-        child = self.cluster.children[name] = Child(name, self.cluster.folder, *arguments)
+            child = old
+        self.cluster.children[name] = child
         await child.start()
 
     async def healed(self) -> None:
@@ -175,7 +174,7 @@ class Regions:
         """Requests that run on any engine that lives."""
         count = 0.0
         for name, child in self.cluster.children.items():
-            if name.startswith(("p", "rld", "md")) and child.is_running:
+            if name in self.cluster.kv_events and child.is_running:
                 page = (await self.client.get(f"{child.url}/metrics")).text
                 count += sum(read_samples(page, "vllm:num_requests_running"))
                 count += sum(read_samples(page, "vllm:num_requests_waiting"))
@@ -192,10 +191,10 @@ class Regions:
 
 @asynccontextmanager
 async def open_regions(
-    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 20.0
+    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 20.0, kit: EngineKit | None = None
 ) -> AsyncIterator[Regions]:
-    """Run everything for the length of the block."""
-    plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts)
+    """Run everything for the length of the block; reference engines if no other kit is given."""
+    plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
     listener = bind("127.0.0.1", 0)
     async with run_cluster(plan, lambda _: None) as cluster:
         settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})

