@@ -20,6 +20,7 @@ from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from backends.vllm import VllmEngine
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
+from gateway.control.curves import BadCurve, read_curve
 from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
@@ -65,6 +66,7 @@ class Gateway:
         self._settings = settings
         self.served = _load_models(settings)
         self._stack = AsyncExitStack()
+        self._draining = False
         self.metrics = Metrics()
         self.rulebook = RuleBook(settings.rules)
         self.aligner = Aligner()
@@ -110,10 +112,14 @@ class Gateway:
     ) -> None:
         await self._stack.aclose()
 
+    def drain(self) -> None:
+        """Say at ``/ready`` that no more requests are wanted; those that run go on."""
+        self._draining = True
+
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
         now_s = self.pools.clock()
-        missing = []
+        missing = ["the gateway is shutting down"] if self._draining else []
         for model in self.served:
             for role in (Role.P, Role.MD):
                 filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
@@ -196,7 +202,14 @@ def _build_instance(engine: EngineSettings) -> Instance:
         key = os.environ.get(engine.api_key_env)
         if not key:
             raise BadSettings(f"engines[{engine.id}].api_key_env: {engine.api_key_env} is not set")
-    spec = InstanceSpec(engine.id, Role(engine.role), engine.model, engine.region, engine.url, engine.max_running)
+    curve = None
+    if engine.prefill_curve is not None:
+        try:
+            curve = read_curve(Path(engine.prefill_curve))
+        except BadCurve as error:
+            raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
+    role = Role(engine.role)
+    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve)
     return Instance(spec, VllmEngine(engine.id, engine.url, api_key=key))
 
 
