@@ -45,8 +45,11 @@ class Case:
     def choose(
         self, role: Role, views: list[InstanceView], weights: Weights, costs: Costs | None = None
     ) -> InstanceView:
-        """Place ``role`` on one of ``views`` (at least one) and note how."""
+        """Place ``role`` on one of ``views`` (at least one) and note how; what an earlier filter held is void."""
         facts, rejected = self.facts, self.rejected[role]
+        if rejected:
+            for view in views:
+                rejected.pop(view.id, None)
         views = self._leave_out_weak(views, rejected)
         reach = reaches(views, facts)
         wan_s = () if costs is None else costs(views, reach)

@@ -31,9 +31,6 @@ def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> De
         mains = [view for view in waiting if _is_joined(case, site, view)]
         relays = find_relays(case, prefills[0]) if mains else []
         if relays:
-            for role, views in ((Role.MD, mains), (Role.RLD, relays)):
-                for view in views:
-                    case.rejected[role].pop(view.id, None)
             main = case.choose(Role.MD, mains, placement.main)
             prefill = case.choose(Role.P, prefills, placement.prefill)
             relay = case.choose(Role.RLD, relays, placement.relay)
