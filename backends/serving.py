@@ -12,6 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 SHUTDOWN_GRACE_S = 2
+KEEP_ALIVE_S = 75
+"""Idle connections live longer than the minute that load balancers keep theirs, so that the balancer closes first."""
 
 
 class CannotListen(Exception):
@@ -35,15 +37,21 @@ def bind(host: str, port: int) -> socket.socket:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
 
 
-async def serve(app: ASGIApp, listener: socket.socket, on_stop: Callable[[], None]) -> None:
-    """Serve ``app`` until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end."""
+async def serve(
+    app: ASGIApp, listener: socket.socket, on_stop: Callable[[], None], grace_s: int = SHUTDOWN_GRACE_S
+) -> None:
+    """Serve ``app`` until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end.
+
+    Answers that still run ``grace_s`` later are cut off.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
         log_level="warning",
         access_log=False,
         lifespan="off",
-        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     server = _Server(config)
     loop = asyncio.get_running_loop()

@@ -20,6 +20,7 @@ from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from backends.vllm import VllmEngine
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
+from gateway.control.curves import BadCurve, read_curve
 from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
@@ -55,26 +56,27 @@ async def open_gateway(settings: Settings) -> AsyncIterator["Gateway"]:
                 raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
             redis_url = server.url
             log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
-        yield await stack.enter_async_context(Gateway(settings, redis_url))
+        yield await stack.enter_async_context(Gateway(settings, RedisIndex(redis_url)))
 
 
 class Gateway:
     """Everything of one gateway process; ``app`` is served while the object is entered. Raises BadSettings."""
 
-    def __init__(self, settings: Settings, redis_url: str) -> None:
+    def __init__(self, settings: Settings, index: PrefixIndex) -> None:
         self._settings = settings
-        self._served = _load_models(settings)
+        self.served = _load_models(settings)
         self._stack = AsyncExitStack()
+        self._draining = False
         self.metrics = Metrics()
         self.rulebook = RuleBook(settings.rules)
         self.aligner = Aligner()
         self.timelines = Timelines(time.monotonic)
         self.pools = Pools([_build_instance(engine) for engine in settings.engines], time.monotonic)
         self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
-        self.index: PrefixIndex = RedisIndex(redis_url)
+        self.index = index
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
         self.service = RelayService(
-            models=_model_facts(settings, self._served),
+            models=_model_facts(settings, self.served),
             pools=self.pools,
             links=self.links,
             index=self.index,
@@ -89,7 +91,7 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         stack = self._stack
-        for served in self._served.values():
+        for served in self.served.values():
             stack.callback(served.close)
         for instance in self.pools.instances:
             stack.push_async_callback(instance.engine.aclose)
@@ -110,11 +112,15 @@ class Gateway:
     ) -> None:
         await self._stack.aclose()
 
+    def drain(self) -> None:
+        """Say at ``/ready`` that no more requests are wanted; those that run go on."""
+        self._draining = True
+
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
         now_s = self.pools.clock()
-        missing = []
-        for model in self._served:
+        missing = ["the gateway is shutting down"] if self._draining else []
+        for model in self.served:
             for role in (Role.P, Role.MD):
                 filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
                 if not any(instance.usable(now_s) for instance in filled):
@@ -125,7 +131,7 @@ class Gateway:
 
     def _build_app(self) -> ASGIApp:
         state = ApiState(
-            models=self._served,
+            models=self.served,
             generator=self.service,
             created=int(time.time()),
             identify=_identify,
@@ -169,7 +175,7 @@ class Gateway:
 
     def _track_stores(self) -> None:
         for link in self._settings.links:
-            for model in self._served:
+            for model in self.served:
                 self.index.add_instance(CacheSpec(store_id(link.dest, model), model, link.chunk_tokens))
 
 
@@ -201,7 +207,14 @@ def _build_instance(engine: EngineSettings) -> Instance:
         key = os.environ.get(engine.api_key_env)
         if not key:
             raise BadSettings(f"engines[{engine.id}].api_key_env: {engine.api_key_env} is not set")
-    spec = InstanceSpec(engine.id, Role(engine.role), engine.model, engine.region, engine.url, engine.max_running)
+    curve = None
+    if engine.prefill_curve is not None:
+        try:
+            curve = read_curve(Path(engine.prefill_curve))
+        except BadCurve as error:
+            raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
+    role = Role(engine.role)
+    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve)
     return Instance(spec, VllmEngine(engine.id, engine.url, api_key=key))
 
 

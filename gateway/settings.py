@@ -57,6 +57,9 @@ class EngineSettings(Section, frozen=True):
         str | None, Meta(description="ZMQ endpoint of its KV events; null: its cache is guessed from routing.")
     ] = None
     kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
+    prefill_curve: Annotated[
+        str | None, Meta(min_length=1, description="File that ``pdd profile`` wrote for this engine; placement uses it.")
+    ] = None
 
 
 class LinkSettings(Section, frozen=True):
@@ -99,7 +102,7 @@ class Settings(Section, frozen=True):
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
     limits: LimitSettings = LimitSettings()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
-    drain_s: Annotated[Positive, Meta(description="How long running answers may go on after SIGTERM.")] = 30.0
+    drain_s: Annotated[int, Meta(ge=0, description="How long running answers may go on after SIGTERM.")] = 30
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -1,6 +1,6 @@
 """One request under decision: its pools, and the choices made so far."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from policies.pick import place, reaches
@@ -20,8 +20,14 @@ from policies.types import (
 
 ROLES = tuple(Role)
 
-Cost = Callable[[InstanceView, int], float]
-"""Seconds that missing KV takes to cross for an instance that has the first n tokens."""
+Site = tuple[str, str]
+"""Region and fingerprint: where an instance stands, and whose KV it can read."""
+
+Pool = dict[Site, list[InstanceView]]
+"""Instances of one role by their site."""
+
+Costs = Callable[[Sequence[InstanceView], Sequence[int]], list[float]]
+"""Seconds that missing KV takes to cross, for instances and the tokens that each has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +38,24 @@ class Case:
     snapshot: Snapshot
     rules: Rules
     rng: Rng
-    pools: dict[Role, list[InstanceView]]
+    pools: dict[Role, Pool]
     rejected: dict[Role, dict[str, str]]
     placements: list[Placement] = field(default_factory=list)
 
-    def choose(self, role: Role, views: list[InstanceView], weights: Weights, cost: Cost | None = None) -> InstanceView:
-        """Place ``role`` on one of ``views`` (at least one) and note how."""
+    def choose(
+        self, role: Role, views: list[InstanceView], weights: Weights, costs: Costs | None = None
+    ) -> InstanceView:
+        """Place ``role`` on one of ``views`` (at least one) and note how; what an earlier filter held is void."""
         facts, rejected = self.facts, self.rejected[role]
+        if rejected:
+            for view in views:
+                rejected.pop(view.id, None)
         views = self._leave_out_weak(views, rejected)
         reach = reaches(views, facts)
-        wan_s = () if cost is None else tuple(map(cost, views, reach))
+        wan_s = () if costs is None else costs(views, reach)
+        loads = [(view.running + view.waiting) / view.max_running for view in views]
         sessions = self.snapshot.sessions.get(facts.session, frozenset()) if facts.session else frozenset()
-        candidates = Candidates(
-            views, [view.load for view in views], max(1, facts.prompt_tokens), reach, wan_s, sessions
-        )
+        candidates = Candidates(views, loads, max(1, facts.prompt_tokens), reach, wan_s, sessions)
         chosen, placement = place(role, candidates, weights, self.rules.placement, rejected, self.rng)
         self.placements.append(placement)
         return chosen
@@ -68,7 +78,7 @@ class Case:
 
 def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
     """Sort the model's instances into pools: healthy, taking new work, with room for the prompt and one token."""
-    pools: dict[Role, list[InstanceView]] = {role: [] for role in ROLES}
+    pools: dict[Role, Pool] = {role: {} for role in ROLES}
     rejected: dict[Role, dict[str, str]] = {role: {} for role in ROLES}
     model, needed_tokens = facts.model, facts.prompt_tokens + 1
     for view in snapshot.instances:
@@ -81,5 +91,5 @@ def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
         elif view.max_model_len is not None and view.max_model_len < needed_tokens:
             rejected[view.role][view.id] = "too_long"
         else:
-            pools[view.role].append(view)
+            pools[view.role].setdefault((view.region, view.fingerprint), []).append(view)
     return Case(facts, snapshot, rules, rng, pools, rejected)

@@ -1,7 +1,7 @@
 """Plans for requests that one engine answers alone, and for times when no MD can be fed."""
 
-from policies.case import Case
-from policies.roles import choose_any_main, find_relays, missing, site
+from policies.case import Case, Site
+from policies.roles import choose_any_main, everyone, find_relays, missing
 from policies.types import Decision, InstanceView, PassThrough, Relay, Role
 
 
@@ -12,7 +12,7 @@ def pass_through(case: Case, reason: str) -> Decision:
 
 def decide_unfed(case: Case) -> Decision:
     """No MD that is up can get KV from a P that is up: wait for one on RLD, or let MD do all. Raises NoInstance."""
-    mains = case.pools[Role.MD]
+    mains = everyone(case.pools[Role.MD])
     rejected = case.rejected[Role.MD]
     waiting = mains or [view for view in case.snapshot.instances if rejected.get(view.id) == "unhealthy"]
     if case.facts.unsplittable is None and "relay" in case.rules.pipelines:
@@ -27,18 +27,19 @@ def decide_unfed(case: Case) -> Decision:
 def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> Decision | None:
     """Start on RLD for an MD that should come back; the answer moves there as soon as it can."""
     placement = case.rules.placement
-    for one in case.pools[Role.P]:
-        mains = [view for view in waiting if view.fingerprint == one.fingerprint and _joined(case, one, view)]
-        relays = find_relays(case, one) if mains else []
+    for site, prefills in case.pools[Role.P].items():
+        mains = [view for view in waiting if _is_joined(case, site, view)]
+        relays = find_relays(case, prefills[0]) if mains else []
         if relays:
-            beside = [view for view in case.pools[Role.P] if site(view) == site(one)]
             main = case.choose(Role.MD, mains, placement.main)
-            prefill = case.choose(Role.P, beside, placement.prefill)
+            prefill = case.choose(Role.P, prefills, placement.prefill)
             relay = case.choose(Role.RLD, relays, placement.relay)
             route = None if prefill.region == main.region else (prefill.region, main.region)
             return case.decide(Relay(prefill.id, relay.id, main.id, reason, route))
     return None
 
 
-def _joined(case: Case, prefill: InstanceView, main: InstanceView) -> bool:
-    return prefill.region == main.region or (prefill.region, main.region) in case.snapshot.links
+def _is_joined(case: Case, site: Site, main: InstanceView) -> bool:
+    region, fingerprint = site
+    linked = region == main.region or (region, main.region) in case.snapshot.links
+    return linked and main.fingerprint == fingerprint

@@ -1,30 +1,25 @@
 """Who may fill each role of a case: the filters and WAN costs that depend on the other roles."""
 
-from policies.case import Case
+from collections.abc import Callable, Sequence
+
+from policies.case import Case, Pool, Site
 from policies.pick import sift
 from policies.types import InstanceView, LinkView, NoInstance, Role
 from policies.wan import crossing_s, missing_tokens
-
-Site = tuple[str, str]
-"""Region and fingerprint: where an instance stands, and whose KV it can read."""
 
 Feeds = dict[str, LinkView | None]
 """Regions with a P that can bring KV now, and the link it takes; None: the same region."""
 
 
-def site(view: InstanceView) -> Site:
-    """Return an instance's site."""
-    return view.region, view.fingerprint
-
-
 def find_feeds(case: Case) -> dict[Site, Feeds]:
     """Find what can feed each MD site that is up."""
     links = case.snapshot.links
-    sources = set(map(site, case.pools[Role.P]))
     found: dict[Site, Feeds] = {}
-    for dest, mark in set(map(site, case.pools[Role.MD])):
+    for dest, mark in case.pools[Role.MD]:
         feeds = found[dest, mark] = {}
-        for source in (source for source, other in sources if other == mark):
+        for source, other in case.pools[Role.P]:
+            if other != mark:
+                continue
             link = links.get((source, dest))
             if source == dest:
                 feeds[source] = None
@@ -35,24 +30,20 @@ def find_feeds(case: Case) -> dict[Site, Feeds]:
 
 def find_mains(case: Case, feeds: dict[Site, Feeds]) -> list[InstanceView]:
     """MD instances that some P can feed."""
-
-    def reject(view: InstanceView) -> str | None:
-        return None if feeds[view.region, view.fingerprint] else "unfed"
-
-    if all(feeds.values()):
-        return case.pools[Role.MD]
-    return sift(case.pools[Role.MD], reject, case.rejected[Role.MD])
+    return _gather(case, Role.MD, lambda site: None if feeds[site] else "unfed")
 
 
 def choose_main(case: Case, mains: list[InstanceView], feeds: dict[Site, Feeds]) -> InstanceView:
     """Choose MD among ``mains`` (at least one, all fed)."""
-    prompt, snapshot = case.facts.prompt_tokens, case.snapshot
+    prompt, chunk, kv_bytes = case.facts.prompt_tokens, case.snapshot.kv_chunk_tokens, case.snapshot.kv_bytes_per_token
 
-    def cost(view: InstanceView, reach_tokens: int) -> float:
-        tokens = missing_tokens(prompt, reach_tokens, snapshot.kv_chunk_tokens)
-        return soonest_s(tokens * snapshot.kv_bytes_per_token, feeds[view.region, view.fingerprint])
+    def costs(views: Sequence[InstanceView], reach: Sequence[int]) -> list[float]:
+        return [
+            soonest_s(missing_tokens(prompt, tokens, chunk) * kv_bytes, feeds[view.region, view.fingerprint])
+            for view, tokens in zip(views, reach, strict=True)
+        ]
 
-    return case.choose(Role.MD, mains, case.rules.placement.main, cost)
+    return case.choose(Role.MD, mains, case.rules.placement.main, costs)
 
 
 def choose_prefill(case: Case, main: InstanceView, feeds: Feeds) -> InstanceView:
@@ -63,42 +54,45 @@ def choose_prefill(case: Case, main: InstanceView, feeds: Feeds) -> InstanceView
     wan_bytes = tokens * snapshot.kv_bytes_per_token
     seconds = {region: soonest_s(wan_bytes, {region: link}) for region, link in feeds.items()}
 
-    def reject(view: InstanceView) -> str | None:
-        if view.fingerprint != main.fingerprint:
+    def reject(site: Site) -> str | None:
+        if site[1] != main.fingerprint:
             return "other_fingerprint"
-        return None if view.region in feeds else "no_link"
+        return None if site[0] in feeds else "no_link"
 
-    prefills = sift(case.pools[Role.P], reject, case.rejected[Role.P])
-    return case.choose(Role.P, prefills, case.rules.placement.prefill, lambda view, _: seconds[view.region])
+    def costs(views: Sequence[InstanceView], _: Sequence[int]) -> list[float]:
+        return [seconds[view.region] for view in views]
 
-
-def soonest_s(wan_bytes: int, feeds: Feeds) -> float:
-    """Seconds until ``wan_bytes`` have crossed on the best of ``feeds`` (not empty)."""
-    return min([0.0 if link is None else crossing_s(wan_bytes, link) for link in feeds.values()])
+    return case.choose(Role.P, _gather(case, Role.P, reject), case.rules.placement.prefill, costs)
 
 
 def find_relays(case: Case, prefill: InstanceView) -> list[InstanceView]:
     """RLD instances that share P's fast KV path and have room."""
-    placement, load_max = case.rules.placement, case.rules.relay.load_max
+    kv_max, load_max = case.rules.placement.kv_usage_max, case.rules.relay.load_max
+
+    def reject_site(site: Site) -> str | None:
+        if site[0] != prefill.region:
+            return "other_region"
+        return None if site[1] == prefill.fingerprint else "other_fingerprint"
 
     def reject(view: InstanceView) -> str | None:
-        if view.region != prefill.region:
-            return "other_region"
-        if view.fingerprint != prefill.fingerprint:
-            return "other_fingerprint"
-        if view.load >= load_max or view.kv_usage > placement.kv_usage_max:
+        if view.load >= load_max or view.kv_usage > kv_max:
             return "overloaded"
         return None if view.streams_ids else "ids_missing"
 
-    return sift(case.pools[Role.RLD], reject, case.rejected[Role.RLD])
+    return sift(_gather(case, Role.RLD, reject_site), reject, case.rejected[Role.RLD])
 
 
 def choose_any_main(case: Case) -> InstanceView:
     """Choose an MD that is up, fed or not. Raises NoInstance."""
-    mains = case.pools[Role.MD]
+    mains = everyone(case.pools[Role.MD])
     if not mains:
         raise missing(case, Role.MD)
     return case.choose(Role.MD, mains, case.rules.placement.main)
+
+
+def everyone(pool: Pool) -> list[InstanceView]:
+    """All instances of a pool."""
+    return [view for views in pool.values() for view in views]
 
 
 def missing(case: Case, role: Role) -> NoInstance:
@@ -106,3 +100,20 @@ def missing(case: Case, role: Role) -> NoInstance:
     reasons = set(case.rejected[role].values())
     ranked = (reason for reason in ("unhealthy", "draining", "too_long") if reason in reasons)
     return NoInstance(role, next(ranked, "none_configured"))
+
+
+def soonest_s(wan_bytes: int, feeds: Feeds) -> float:
+    """Seconds until ``wan_bytes`` have crossed on the best of ``feeds`` (not empty)."""
+    return min([0.0 if link is None else crossing_s(wan_bytes, link) for link in feeds.values()])
+
+
+def _gather(case: Case, role: Role, reject: Callable[[Site], str | None]) -> list[InstanceView]:
+    """Instances at the sites that ``reject`` lets pass."""
+    kept: list[InstanceView] = []
+    for site, views in case.pools[role].items():
+        reason = reject(site)
+        if reason is None:
+            kept += views
+        else:
+            case.rejected[role].update((view.id, reason) for view in views)
+    return kept

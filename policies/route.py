@@ -7,7 +7,7 @@ too long, an RLD beside that P. A plan without MD is made in one place only, beh
 from policies.case import Case, open_case
 from policies.degraded import decide_unfed, pass_through
 from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
-from policies.roles import choose_main, choose_prefill, find_feeds, find_mains, find_relays, site
+from policies.roles import choose_main, choose_prefill, find_feeds, find_mains, find_relays
 from policies.rules import Rules
 from policies.singular import refuse_singular, relay_time_s
 from policies.types import (
@@ -41,7 +41,7 @@ def choose_plan(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Dec
     if not mains:
         return decide_unfed(case)
     main = choose_main(case, mains, feeds)
-    main_feeds = feeds[site(main)]
+    main_feeds = feeds[main.region, main.fingerprint]
     prefill = choose_prefill(case, main, main_feeds)
     return _plan(case, prefill, main, main_feeds[prefill.region])
 

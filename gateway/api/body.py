@@ -20,7 +20,11 @@ JsonObject = dict[str, Any]
 
 
 class ClientGone(Exception):
-    """The client closed the connection, or does not read."""
+    """The client closed the connection."""
+
+
+class ClientStalled(ClientGone):
+    """The client keeps the connection and does not read."""
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:

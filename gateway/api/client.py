@@ -6,11 +6,12 @@ from typing import Self
 
 from starlette.types import Message, Receive, Send
 
-from gateway.api.body import ClientGone
+from gateway.api.body import ClientGone, ClientStalled
 
 
 class Client:
-    """Sends to the client, and ends the block that it guards when the client is gone: the block raises ClientGone.
+    """Sends to the client, and ends the block that it guards when the client is gone: the block raises ClientGone or
+    ClientStalled.
 
     One task waits for the disconnect and one timer looks for a stuck write, for the whole block: a chunk costs neither.
     """
@@ -20,7 +21,7 @@ class Client:
         self._send = send
         self._write_timeout_s = write_timeout_s
         self._sending_since: float | None = None
-        self._gone = False
+        self._loss: ClientGone | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -37,8 +38,9 @@ class Client:
     ) -> None:
         self._timer.cancel()
         self._watcher.cancel()
-        if self._gone and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
-            raise ClientGone from error
+        loss = self._loss
+        if loss is not None and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise loss from error
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message; waits while the client does not read what it was sent before."""
@@ -49,19 +51,19 @@ class Client:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._leave()
+        self._leave(ClientGone())
 
     def _look_for_stall(self) -> None:
         since = self._sending_since
         if since is not None and self._loop.time() - since >= self._write_timeout_s:
-            self._leave()
+            self._leave(ClientStalled())
             return
         due = (self._loop.time() if since is None else since) + self._write_timeout_s
         self._timer = self._loop.call_at(due, self._look_for_stall)
 
-    def _leave(self) -> None:
-        if not self._gone:
-            self._gone = True
+    def _leave(self, loss: ClientGone) -> None:
+        if self._loss is None:
+            self._loss = loss
             self._task.cancel()
 
 

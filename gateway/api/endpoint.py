@@ -11,9 +11,10 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import errors
-from gateway.api.body import ClientGone, JsonObject, parse_object, read_body
+from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
 from gateway.api.choice import Choice
 from gateway.api.client import Client, send_whole
+from gateway.api.edge import cut_connection
 from gateway.api.errors import ApiError, error_messages, from_generation
 from gateway.api.forms import Form
 from gateway.api.job import Caller, Job
@@ -71,6 +72,8 @@ class GenerationEndpoint:
                 job = await self._prepare(await parse(body), len(body), self._models, caller)
                 request_id = job.id
                 await self._answer(job, client, answers)
+        except ClientStalled:
+            cut_connection(scope)
         except ClientGone:
             pass
         except ApiError as error:

@@ -47,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(settings: Settings, host: str, port: int) -> None:
     listener = bind(host, port)
     async with open_gateway(settings) as gateway:
-        await serve(gateway.app, listener, on_stop=lambda: None)
+        await serve(gateway.app, listener, on_stop=gateway.drain, grace_s=settings.drain_s)

@@ -8,6 +8,7 @@ from backends.base import Engine
 from backends.errors import BackendError, EngineRejected
 from backends.types import Capabilities, EngineLoad
 from policies.types import InstanceView, Role
+from policies.valley import PrefillCurve
 
 QUARANTINE_FIRST_S = 0.5
 QUARANTINE_MOST_S = 15.0
@@ -24,6 +25,7 @@ class InstanceSpec:
     region: str
     url: str
     max_running: int
+    curve: PrefillCurve | None = None
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Instance:
             max_running=self.spec.max_running,
             max_model_len=capabilities.max_model_len if capabilities else None,
             block_size_tokens=capabilities.block_size_tokens if capabilities else None,
+            curve=self.spec.curve,
         )
 
 

@@ -51,7 +51,13 @@ class Follower:
         self._on_loss = on_loss
         self._positions: dict[str, _Position] = {}
         self._cursor = "0-0"
+        self._checked: set[str] = set()
         self.up = False
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether every instance of the model was compared with Redis."""
+        return self.up and self._specs().keys() <= self._checked
 
     async def run(self) -> None:
         """Follow for ever; errors of Redis are waited out."""
@@ -69,13 +75,13 @@ class Follower:
             pause_s = min(2 * pause_s, _RETRY_S[1])
 
     async def _follow(self) -> None:
-        checked, checked_at = self._specs().keys(), -_CHECK_S
         loop = asyncio.get_running_loop()
+        checked_at = loop.time() - _CHECK_S
         while True:
-            names = self._specs().keys()
-            if loop.time() - checked_at >= _CHECK_S or names != checked:
+            names = set(self._specs())
+            if loop.time() - checked_at >= _CHECK_S or names != self._checked:
                 await self._check()
-                checked, checked_at = names, loop.time()
+                self._checked, checked_at = names, loop.time()
             await self._read_tail(_WAIT_S)
 
     async def _read_tail(self, wait_s: float) -> bool:

@@ -7,15 +7,15 @@ a replay buffer, a message that is out of order counts only if the buffer confir
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from zmq.asyncio import Context
 
 from backends.kv_events import BadFrame, Cleared, EventBatch, decode_batch
 from backends.kv_subscriber import EventSource, EventSubscriber, Frame, ReplayUnavailable
-from gateway.index.mirror import Delta
+from gateway.index.engine_blocks import Change, Mark
 from gateway.index.residency import Residency
 from gateway.index.sequence import Verdict, Watermark
 from gateway.index.types import InstanceSpec
@@ -38,7 +38,7 @@ class IngestTimes:
 class Sink(Protocol):
     """Where an instance's changes go."""
 
-    async def publish(self, rank: int, delta: Delta) -> None:
+    async def publish(self, rank: int, change: Change) -> None:
         """Apply a change of one rank's blocks."""
         ...
 
@@ -50,11 +50,16 @@ class Sink(Protocol):
 class _Rank:
     """One rank's blocks, and where its messages stand. ``complete``: nothing of its history is missing."""
 
-    def __init__(self, residency: Residency, now: float) -> None:
+    def __init__(self, residency: Residency, now: float, mark: Mark | None = None, complete: bool = False) -> None:
         self.residency = residency
-        self.watermark = Watermark()
-        self.complete = False
+        self.watermark = Watermark(mark)
+        self.complete = complete
         self.incomplete_since = now
+        self.published = self.watermark.last
+
+    def mark(self) -> Mark | None:
+        """Return where another process could go on; None when it could not."""
+        return self.watermark.mark() if self.residency.restorable else None
 
 
 class Ingester:
@@ -69,6 +74,8 @@ class Ingester:
         counters: Counter[str],
         now: Callable[[], float],
         times: IngestTimes,
+        *,
+        records: bool = False,
     ) -> None:
         self._spec = spec
         self._sink = sink
@@ -77,6 +84,7 @@ class Ingester:
         self._counters = counters
         self._now = now
         self._times = times
+        self._records = records
         self._ranks = [self._new_rank() for _ in range(spec.dp_size)]
         self._doubt = False
         self._published_known = False
@@ -88,13 +96,24 @@ class Ingester:
             for position, source in enumerate(self._spec.sources):
                 group.create_task(self._follow(source, position))
 
+    def resume(self, residencies: Sequence[Residency], marks: Sequence[Mark], known: bool) -> None:
+        """Go on where an earlier process stopped; until that is confirmed the instance is in doubt."""
+        now = self._now()
+        self._ranks = [_Rank(residency, now, mark, known) for residency, mark in zip(residencies, marks, strict=True)]
+        self._doubt = True
+        self._published_known = known
+
+    def new_residency(self) -> Residency:
+        """Return an empty residency for one of the instance's ranks."""
+        return Residency(self._seed_of, self._counters, records=self._records)
+
     async def republish(self) -> None:
         """Hand on everything again, for a sink that lost it."""
         async with self._publishing:
             await self._sink.set_known(False)
             for number, rank in enumerate(self._ranks):
                 rank.residency.drain()
-                await self._sink.publish(number, rank.residency.snapshot())
+                await self._sink.publish(number, replace(rank.residency.snapshot(), mark=rank.mark()))
             self._published_known = self._is_known()
             await self._sink.set_known(self._published_known)
 
@@ -176,7 +195,7 @@ class Ingester:
         rank.residency.clear()
 
     def _new_rank(self) -> _Rank:
-        return _Rank(Residency(self._seed_of, self._counters), self._now())
+        return _Rank(self.new_residency(), self._now())
 
     async def _replay(self, subscriber: EventSubscriber, start: int) -> set[int] | None:
         """Apply what the engine still keeps from ``start`` on.
@@ -227,9 +246,10 @@ class Ingester:
                 self._published_known = False
                 await self._sink.set_known(False)
             for number, rank in enumerate(self._ranks):
-                delta = rank.residency.drain()
-                if delta.clear or len(delta):
-                    await self._sink.publish(number, delta)
+                change = rank.residency.drain()
+                if rank.watermark.last != rank.published or change.delta.clear:
+                    rank.published = rank.watermark.last
+                    await self._sink.publish(number, replace(change, mark=rank.mark()))
             if known and not self._published_known:
                 self._published_known = True
                 await self._sink.set_known(True)

@@ -10,9 +10,11 @@ from redis.exceptions import RedisError
 from zmq.asyncio import Context
 from zmq.error import ZMQError
 
+from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
-from gateway.index.mirror import Delta, Mirror
+from gateway.index.mirror import Mirror
 from gateway.index.store import ModelStore
+from gateway.index.tasks import TaskSet
 from gateway.index.types import InstanceSpec
 
 
@@ -30,15 +32,15 @@ class RedisSink:
         self.gen = 0
         self.broken = True
 
-    async def publish(self, rank: int, delta: Delta) -> None:
+    async def publish(self, rank: int, change: Change) -> None:
         """See ``Sink.publish``."""
         if not self.broken:
             try:
-                self.broken = not await self._store.publish(self._spec, self._token, self.gen, rank, delta)
+                self.broken = not await self._store.publish(self._spec, self._token, self.gen, rank, change)
             except (RedisError, OSError):
                 self.broken = True
         if self.broken:
-            self._mirror.apply(self._spec.id, rank, delta)
+            self._mirror.apply(self._spec.id, rank, change.delta)
 
     async def set_known(self, known: bool) -> None:
         """See ``Sink.set_known``."""
@@ -74,7 +76,7 @@ class LeasedIngest:
         self._lost = False
         self._sink = RedisSink(store, spec, self._token, mirror)
         self._new_ingester: Callable[[], Ingester] = lambda: Ingester(
-            spec, self._sink, context, seed_of, counters, now, times
+            spec, self._sink, context, seed_of, counters, now, times, records=True
         )
 
     def report_loss(self) -> None:
@@ -86,33 +88,57 @@ class LeasedIngest:
         try:
             while True:
                 with suppress(RedisError, OSError):
-                    if await self._store.hold(self._spec, self._token) is not None:
-                        await self._ingest()
+                    gen = await self._store.hold(self._spec, self._token)
+                    if gen is not None:
+                        await self._ingest(gen)
                 await asyncio.sleep(self._renew_s)
         finally:
             with suppress(RedisError, OSError):
                 await self._store.release(self._spec, self._token)
 
-    async def _ingest(self) -> None:
+    async def _ingest(self, gen: int) -> None:
         """Follow the engine until the lease is another's or the endpoint cannot be used."""
         self._counters["leases_taken"] += 1
-        if not await self._open():
-            return
         ingester = self._new_ingester()
-        task = asyncio.create_task(ingester.run())
+        if not await self._resume(ingester, gen) and not await self._open():
+            return
+        tasks = TaskSet()
+        task = tasks.start("engine", self._follow_engine(ingester))
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=self._renew_s)
                 if not await self._keep(ingester):
                     return
         finally:
-            task.cancel()
-            try:
-                await task
-            except* asyncio.CancelledError:
-                pass
-            except* ZMQError:
-                self._counters["endpoint_errors"] += 1
+            await tasks.aclose()
+
+    async def _follow_engine(self, ingester: Ingester) -> None:
+        try:
+            await ingester.run()
+        except* ZMQError:
+            self._counters["endpoint_errors"] += 1
+
+    async def _resume(self, ingester: Ingester, gen: int) -> bool:
+        """Go on from what the last holder of the lease wrote; False when that is not possible."""
+        marks = await self._store.marks(self._spec) if gen else None
+        if marks is None:
+            return False
+        residencies = []
+        for rank in range(self._spec.dp_size):
+            residency = ingester.new_residency()
+            async for records in self._store.records(self._spec, rank):
+                residency.restore(records)
+                if await self._store.hold(self._spec, self._token) is None:
+                    return False
+            residencies.append(residency)
+        (state,) = await self._store.states([self._spec])
+        sizes = tuple(size for residency in residencies for size in residency.sizes())
+        if state is None or state.gen != gen or state.sizes != sizes:
+            return False
+        ingester.resume(residencies, marks, state.known)
+        self._sink.gen, self._sink.broken, self._lost = gen, False, False
+        self._counters["resumed"] += 1
+        return True
 
     async def _keep(self, ingester: Ingester) -> bool:
         """Renew the lease and mend what Redis lacks; False when another process holds it."""

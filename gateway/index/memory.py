@@ -7,9 +7,10 @@ from collections.abc import Callable
 from zmq.asyncio import Context
 from zmq.error import ZMQError
 
+from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
 from gateway.index.local import LocalIndex
-from gateway.index.mirror import Delta, Mirror
+from gateway.index.mirror import Mirror
 from gateway.index.tasks import TaskSet
 from gateway.index.types import IndexStats, InstanceSpec
 
@@ -83,9 +84,9 @@ class MirrorSink:
         self._mirror = mirror
         self._instance_id = instance_id
 
-    async def publish(self, rank: int, delta: Delta) -> None:
+    async def publish(self, rank: int, change: Change) -> None:
         """See ``Sink.publish``."""
-        self._mirror.apply(self._instance_id, rank, delta)
+        self._mirror.apply(self._instance_id, rank, change.delta)
 
     async def set_known(self, known: bool) -> None:
         """See ``Sink.set_known``."""

@@ -118,15 +118,21 @@ class Holding:
         if self.predicted is not None:
             self.predicted.expire(now)
             held = on_device = self.predicted.walk(backwards)
+        elif len(self.ranks) == 1:
+            held, on_device = self.ranks[0].walk(backwards)
         else:
             held, on_device = max(rank.walk(backwards) for rank in self.ranks)
-        size = self.spec.block_size_tokens
-        most = (prompt_tokens - 1) // size * size if prompt_tokens else 0
-        tokens = min(held * BLOCK_TOKENS // size * size, most)
-        device_tokens = min(on_device * BLOCK_TOKENS // size * size, most)
+        tokens = self._whole_blocks(held, prompt_tokens)
         if not self.known:
-            return Hit(None, None, tokens, predicted=False)
-        return Hit(tokens, device_tokens, tokens, predicted=self.predicted is not None)
+            return Hit(None, None, tokens, False)
+        device_tokens = tokens if on_device == held else self._whole_blocks(on_device, prompt_tokens)
+        return Hit(tokens, device_tokens, tokens, self.predicted is not None)
+
+    def _whole_blocks(self, own_blocks: int, prompt_tokens: int) -> int:
+        """Round to the instance's blocks; the last token of a prompt is never taken from a cache."""
+        size = self.spec.block_size_tokens
+        tokens = own_blocks * BLOCK_TOKENS // size * size
+        return (prompt_tokens - 1) // size * size if tokens and tokens == prompt_tokens else tokens
 
     def stats(self, now: float) -> InstanceStats:
         """Return the sizes and the age of what is held."""

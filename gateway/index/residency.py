@@ -7,30 +7,18 @@ is broken can serve no prompt. What changes in what counts is collected as delta
 
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from backends.hashing import BLOCK_TOKENS, block_keys, chain_digests
 from backends.kv_events import BlockHash, Cleared, EventBatch, Removed, Stored
+from gateway.index.engine_blocks import ROOT, Change, EngineBlock, pack_block, pack_hash, unpack_block, unpack_hash
 from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
 
-_ROOT = -1
 _DEVICE_BIT = 1
 _TIER_BITS = {"GPU": _DEVICE_BIT, "CPU": 2, "DISK": 4, "STORAGE": 4}
 _OTHER_TIER_BIT = 8
 _DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-
-
-@dataclass(slots=True)
-class _EngineBlock:
-    """A resident engine block: the own keys that end in it, and how the chain goes on after it."""
-
-    keys: list[int]
-    tail_key: int
-    digest: bytes
-    rest: "array[int]"
-    rest_owners: tuple[BlockHash, ...]
-    tiers: int = 0
 
 
 @dataclass(slots=True)
@@ -47,22 +35,31 @@ class _Node:
 class Residency:
     """Blocks of one rank of one engine process.
 
-    ``seed_of(lora, salt)`` gives the chain's start. ``limit``: own blocks beyond it are not taken, which only makes
-    hits look shorter. ``counters`` is counted up, never read.
+    ``seed_of(lora, salt)`` gives the chain's start. ``records``: changes come with records that ``restore`` takes.
+    ``limit``: own blocks beyond it are not taken, which only makes hits look shorter. ``counters`` is counted up only.
     """
 
     def __init__(
-        self, seed_of: Callable[[str | None, str | None], bytes], counters: Counter[str], limit: int = 4_000_000
+        self,
+        seed_of: Callable[[str | None, str | None], bytes],
+        counters: Counter[str],
+        *,
+        records: bool = False,
+        limit: int = 4_000_000,
     ) -> None:
         self._seed_of = seed_of
         self._counters = counters
         self._limit = limit
-        self._blocks: dict[BlockHash, _EngineBlock] = {}
+        self._blocks: dict[BlockHash, EngineBlock] = {}
         self._nodes: dict[int, _Node] = {}
         self._spanning: dict[BlockHash, set[int]] = {}
         self._dense_groups: set[int] = set()
         self._changes: dict[int, int] = {}
         self._cleared = False
+        self._records = records
+        self._touched: set[BlockHash] = set()
+        self.restorable = True
+        """False once an engine block ended inside an own block: a record would have to hold its token ids."""
 
     def apply(self, batch: EventBatch) -> None:
         """Apply the events of a batch in order."""
@@ -78,15 +75,46 @@ class Residency:
                     for block_hash in list(self._blocks):
                         self._drop_tier(block_hash, _tier_bit(medium))
 
-    def drain(self) -> Delta:
+    def drain(self) -> Change:
         """Return what changed since the last call."""
         changes, self._changes = self._changes, {}
+        touched, self._touched = self._touched, set()
         clear, self._cleared = self._cleared, False
-        return _by_level(changes, clear)
+        return self._change(_by_level(changes, clear), touched)
 
-    def snapshot(self) -> Delta:
-        """Return everything that counts, as a delta that replaces what was there."""
-        return _by_level({key: node.level for key, node in self._nodes.items() if node.level}, clear=True)
+    def snapshot(self) -> Change:
+        """Return everything, as a change that replaces what was there."""
+        levels = {key: node.level for key, node in self._nodes.items() if node.level}
+        return self._change(_by_level(levels, clear=True), self._blocks.keys())
+
+    def sizes(self) -> tuple[int, int]:
+        """Return how many own blocks count as on device, and how many as in a slower tier only."""
+        levels = Counter(node.level for node in self._nodes.values())
+        return levels[DEVICE], levels[LOWER]
+
+    def restore(self, records: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take blocks back from their records, in any order; they are no change."""
+        for name, record in records:
+            block_hash = unpack_hash(name)
+            parent, block = unpack_block(record)
+            self._blocks[block_hash] = block
+            for key in block.keys:
+                self._link(key, parent, (block_hash,))
+                parent = key
+            self._refresh(block_hash, block)
+        self.drain()
+
+    def _change(self, delta: Delta, touched: Collection[BlockHash]) -> Change:
+        if not (self._records and self.restorable):
+            return Change(delta)
+        saved, dropped = {}, []
+        for block_hash in touched:
+            block = self._blocks.get(block_hash)
+            if block is None:
+                dropped.append(pack_hash(block_hash))
+            else:
+                saved[pack_hash(block_hash)] = pack_block(self._nodes[block.keys[0]].parent, block)
+        return Change(delta, saved, dropped)
 
     def clear(self) -> None:
         """Forget every block; the next delta says so."""
@@ -94,6 +122,7 @@ class Residency:
         self._nodes.clear()
         self._spanning.clear()
         self._changes.clear()
+        self._touched.clear()
         self._cleared = True
 
     def _store(self, event: Stored) -> None:
@@ -120,7 +149,7 @@ class Residency:
             self._refresh(block_hash, block)
             parent = block
 
-    def _start_chain(self, event: Stored) -> _EngineBlock | None:
+    def _start_chain(self, event: Stored) -> EngineBlock | None:
         """Return the empty block before the first one; None when its extra keys have a meaning not known here."""
         match _extra_keys(event, 0):
             case []:
@@ -129,9 +158,9 @@ class Residency:
                 seed = self._seed_of(event.lora_name, salt)
             case _:
                 return None
-        return _EngineBlock([], _ROOT, seed, array("I"), ())
+        return EngineBlock([], ROOT, seed, array("I"), ())
 
-    def _add_run(self, event: Stored, first: int, parent: _EngineBlock) -> bool:
+    def _add_run(self, event: Stored, first: int, parent: EngineBlock) -> bool:
         """Chain the new blocks from position ``first`` on to ``parent``; False when not even one can be."""
         last = first
         while last < len(event.hashes) and event.hashes[last] not in self._blocks:
@@ -142,6 +171,7 @@ class Residency:
         if last == first or len(self._nodes) >= self._limit:
             return False
         size = event.block_size
+        self.restorable &= size % BLOCK_TOKENS == 0
         tokens = parent.rest + event.token_ids[first * size : last * size]
         digests = chain_digests(tokens, parent.digest)
         keys = block_keys(digests)
@@ -155,7 +185,7 @@ class Residency:
                 previous, owners = key, (block_hash,)
             digest = digests[full - 1] if full else parent.digest
             rest = tokens[full * BLOCK_TOKENS : end]
-            parent = _EngineBlock(own_keys, previous, digest, rest, owners if rest else ())
+            parent = EngineBlock(own_keys, previous, digest, rest, owners if rest else ())
             self._blocks[block_hash] = parent
             done = full
         return True
@@ -163,13 +193,13 @@ class Residency:
     def _link(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
         node = self._nodes.get(key)
         if node is None:
-            node = self._nodes[key] = _Node(_ROOT, owners)
+            node = self._nodes[key] = _Node(ROOT, owners)
         node.owners = owners
         if node.parent != parent:
             self._detach(key, node.parent)
             node.parent = parent
             # A parent that is gone leaves an empty node behind for as long as it has children.
-            above = self._nodes.setdefault(parent, _Node(_ROOT, ()))
+            above = self._nodes.setdefault(parent, _Node(ROOT, ()))
             above.children = (*above.children, key)
         for owner in owners[:-1]:
             self._spanning.setdefault(owner, set()).add(key)
@@ -212,8 +242,10 @@ class Residency:
             del self._blocks[block_hash]
         self._refresh(block_hash, block)
 
-    def _refresh(self, block_hash: BlockHash, block: _EngineBlock) -> None:
+    def _refresh(self, block_hash: BlockHash, block: EngineBlock) -> None:
         """Bring the own blocks in line that lie in an engine block whose tiers changed."""
+        if self._records:
+            self._touched.add(block_hash)
         for key in block.keys:
             self._set_tiers(key)
         if block_hash in self._spanning:
@@ -239,7 +271,7 @@ class Residency:
         while pending:
             key = pending.pop()
             node = self._nodes[key]
-            above = DEVICE if node.parent == _ROOT else self._nodes[node.parent].level
+            above = DEVICE if node.parent == ROOT else self._nodes[node.parent].level
             if not node.tiers or above == GONE:
                 level = GONE
             else:

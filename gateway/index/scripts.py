@@ -21,7 +21,7 @@ end
 """
 
 HOLD = """
--- KEYS: lease, meta, then the instance's other keys. ARGV: token, lease ms, time to live ms.
+-- KEYS: lease, meta, then all other keys of the instance and the stream. ARGV: token, lease ms, time to live ms.
 -- Returns whether the caller holds the lease, and the generation that is there ('' when none).
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return {0, ''} end
@@ -46,8 +46,9 @@ for at = 4, #KEYS do redis.call('UNLINK', KEYS[at]) end
 redis.call('UNLINK', KEYS[2])
 local gen = string.format('%.0f', clock_us())
 redis.call('HSET', KEYS[2], 'gen', gen, 'seq', 1, 'known', 0)
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[4], '*', 'n', ARGV[2], 'o', 'open', 'g', gen, 's', 1)
+redis.call('PEXPIRE', KEYS[2], ARGV[3])
+redis.call('PEXPIRE', KEYS[3], ARGV[3])
 return gen
 """
 )
@@ -55,12 +56,13 @@ return gen
 PUBLISH = (
     _PREAMBLE
     + """
--- KEYS: lease, meta, deltas, device set, lower set.
--- ARGV: token, generation, name, rank, clear, device, lower, gone, time to live ms, stream length.
+-- KEYS: lease, meta, deltas, device set, lower set, records.
+-- ARGV: token, generation, name, rank, clear, device, lower, gone, time to live ms, stream length,
+--       mark ('' for none), number of records to save, their names and contents in turn, names of records to drop.
 -- Returns 1, or 0 when the lease or the generation is not the caller's.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('HGET', KEYS[2], 'gen') ~= ARGV[2] then return 0 end
 local seq = redis.call('HINCRBY', KEYS[2], 'seq', 1)
-if ARGV[5] == '1' then redis.call('UNLINK', KEYS[4], KEYS[5]) end
+if ARGV[5] == '1' then redis.call('UNLINK', KEYS[4], KEYS[5], KEYS[6]) end
 local function move(packed, target, sources)
   each_chunk(packed, function(chunk)
     for _, source in ipairs(sources) do redis.call('SREM', source, unpack(chunk)) end
@@ -70,8 +72,19 @@ end
 move(ARGV[6], KEYS[4], {KEYS[5]})
 move(ARGV[7], KEYS[5], {KEYS[4]})
 move(ARGV[8], nil, {KEYS[4], KEYS[5]})
-redis.call('PEXPIRE', KEYS[4], ARGV[9])
-redis.call('PEXPIRE', KEYS[5], ARGV[9])
+local dropped_from = 13 + 2 * tonumber(ARGV[12])
+for at = 13, dropped_from - 1, 4000 do
+  redis.call('HSET', KEYS[6], unpack(ARGV, at, math.min(at + 3999, dropped_from - 1)))
+end
+for at = dropped_from, #ARGV, 4000 do
+  redis.call('HDEL', KEYS[6], unpack(ARGV, at, math.min(at + 3999, #ARGV)))
+end
+if ARGV[11] == '' then
+  redis.call('HDEL', KEYS[2], 'mark:' .. ARGV[4])
+else
+  redis.call('HSET', KEYS[2], 'mark:' .. ARGV[4], ARGV[11])
+end
+for at = 3, 6 do redis.call('PEXPIRE', KEYS[at], ARGV[9]) end
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[10], '*', 'n', ARGV[3], 'o', 'delta', 'g', ARGV[2], 's', seq,
   'r', ARGV[4], 'c', ARGV[5], 'd', ARGV[6], 'l', ARGV[7], 'x', ARGV[8])
 return 1
@@ -108,10 +121,9 @@ each_chunk(ARGV[2], function(chunk)
 end)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms)
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[4]) - 1)
-redis.call('PEXPIRE', KEYS[2], ARGV[3])
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'n', ARGV[1], 'o', 'note',
   'g', redis.call('HGET', KEYS[1], 'gen'), 's', seq, 'd', ARGV[2], 'u', ARGV[3])
+for at = 1, 3 do redis.call('PEXPIRE', KEYS[at], ARGV[3]) end
 return 1
 """
 )

@@ -8,6 +8,8 @@ from enum import Enum
 
 from xxhash import xxh3_64_intdigest
 
+from gateway.index.engine_blocks import Mark
+
 _REMEMBERED = 16_384
 
 
@@ -21,11 +23,16 @@ class Verdict(Enum):
 
 
 class Watermark:
-    """Where one rank's messages stand. ``last`` -1: none was taken yet."""
+    """Where one rank's messages stand; ``mark`` tells the last one that an earlier process took."""
 
-    def __init__(self, last: int = -1) -> None:
-        self.last = last
-        self._seen: dict[int, int] = {}
+    def __init__(self, mark: Mark | None = None) -> None:
+        self.last = mark.sequence if mark else -1
+        """The last sequence number that was taken, -1 for none."""
+        self._seen = {mark.sequence: mark.digest} if mark else {}
+
+    def mark(self) -> Mark | None:
+        """Return the last message that was taken."""
+        return Mark(self.last, self._seen[self.last]) if self.last >= 0 else None
 
     def judge(self, sequence: int, payload: bytes) -> Verdict:
         """Place a message; this changes nothing."""

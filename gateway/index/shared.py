@@ -28,7 +28,7 @@ class RedisIndex(LocalIndex):
     """A ``PrefixIndex`` over Redis or Valkey at ``url``, its keys under ``prefix``. For the rest see ``LocalIndex``.
 
     Lookups never wait for Redis; while it is away the mirror goes on with what it knows and with what this process
-    ingests itself.
+    ingests itself. ``follows_engines`` False: it only reads what other processes ingest, and takes no lease.
     """
 
     def __init__(
@@ -42,9 +42,11 @@ class RedisIndex(LocalIndex):
         limits: StoreLimits | None = None,
         now: Callable[[], float] = time.monotonic,
         on_change: Callable[[], None] = lambda: None,
+        follows_engines: bool = True,
     ) -> None:
         super().__init__(key, predicted_ttl_s, now, on_change)
         self._prefix = prefix
+        self._follows_engines = follows_engines
         self._times = times or IngestTimes()
         self._limits = limits or StoreLimits()
         self.client = redis.asyncio.Redis.from_url(
@@ -80,6 +82,11 @@ class RedisIndex(LocalIndex):
         """See ``PrefixIndex.remove_instance``."""
         self._mirror.remove(instance_id)
         self._tasks.end(f"ingest {instance_id}")
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether all that Redis has of the tracked instances was read."""
+        return all(follower.caught_up for follower in self._followers.values())
 
     def stats(self) -> IndexStats:
         """See ``PrefixIndex.stats``."""
@@ -121,7 +128,7 @@ class RedisIndex(LocalIndex):
             follower = Follower(store, spec.model, self._mirror, self._counters, self._now, self._report_loss)
             self._followers[spec.model] = follower
             self._tasks.start(f"follow {spec.model}", follower.run())
-        if spec.sources:
+        if spec.sources and self._follows_engines:
             ingest = LeasedIngest(
                 spec,
                 store,

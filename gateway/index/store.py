@@ -1,7 +1,7 @@
 """The index's state in Redis, for one model: sets of block keys an instance, and one stream of what changes in them.
 
 An instance is filed under its id and boot id, so nothing of an earlier engine process is ever read for the present one.
-Everything is keyed by hashes; token ids are never written. Every key but the stream has a time to live.
+Everything is keyed by hashes; token ids are never written. Every key has a time to live.
 """
 
 import asyncio
@@ -9,11 +9,13 @@ from array import array
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, TypeVar
 
 import redis.asyncio
 
 from gateway.index import scripts
+from gateway.index.engine_blocks import Change, Mark
 from gateway.index.mirror import Delta
 from gateway.index.types import InstanceSpec
 
@@ -86,7 +88,7 @@ class ModelStore:
 
     async def hold(self, spec: InstanceSpec, token: str) -> int | None:
         """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""
-        keys = [self._key("lease", spec), self._key("meta", spec), *self._set_keys(spec)]
+        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
         held, gen = await _soon(self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms]))
         return int(gen or 0) if held else None
 
@@ -96,20 +98,40 @@ class ModelStore:
 
     async def open(self, spec: InstanceSpec, token: str) -> int | None:
         """Begin an empty generation and return it; None when the lease is lost."""
-        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._set_keys(spec)]
+        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
         gen = await _soon(self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries]))
         return int(gen) if gen else None
 
-    async def publish(self, spec: InstanceSpec, token: str, gen: int, rank: int, delta: Delta) -> bool:
+    async def publish(self, spec: InstanceSpec, token: str, gen: int, rank: int, change: Change) -> bool:
         """Apply a change of a rank's blocks; False when lease or generation are lost."""
         device, lower = self._rank_keys(spec, rank)
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, device, lower]
-        for part in _split(delta, self._limits.delta_blocks):
-            where: list[int | str] = [token, gen, name_of(spec), rank, int(part.clear)]
-            blocks = [_pack(part.device), _pack(part.lower), _pack(part.gone)]
-            if not await _soon(self._publish(keys, [*where, *blocks, self._ttl_ms, self._limits.stream_entries])):
+        keys.append(self._key(f"records:{rank}", spec))
+        for part in _split(change, self._limits.delta_blocks):
+            delta = part.delta
+            arguments: list[int | str | bytes] = [token, gen, name_of(spec), rank, int(delta.clear)]
+            arguments += [_pack(delta.device), _pack(delta.lower), _pack(delta.gone)]
+            arguments += [self._ttl_ms, self._limits.stream_entries, _pack_mark(part.mark), len(part.saved)]
+            arguments += [*chain.from_iterable(part.saved.items()), *part.dropped]
+            if not await _soon(self._publish(keys, arguments)):
                 return False
         return True
+
+    async def marks(self, spec: InstanceSpec) -> list[Mark] | None:
+        """Return each rank's last message; None when a process cannot go on from the records."""
+        names = [f"mark:{rank}" for rank in range(spec.dp_size)]
+        marks: Any = await _soon(self._client.hmget(self._key("meta", spec), names))
+        return None if None in marks else [Mark(*map(int, mark.split(b":"))) for mark in marks]
+
+    async def records(self, spec: InstanceSpec, rank: int) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
+        """Yield a rank's records, some thousand at a time."""
+        cursor = 0
+        while True:
+            page: Any = await _soon(self._client.hscan(self._key(f"records:{rank}", spec), cursor, count=_SCAN_COUNT))
+            cursor, members = page
+            yield list(members.items())
+            if not cursor:
+                return
 
     async def set_known(self, spec: InstanceSpec, token: str, gen: int, known: bool) -> bool:
         """Say whether the blocks are all that the instance holds; False when lease or generation are lost."""
@@ -171,6 +193,9 @@ class ModelStore:
     def _set_keys(self, spec: InstanceSpec) -> list[str]:
         return [key for rank in range(spec.dp_size) for key in self._rank_keys(spec, rank)]
 
+    def _all_keys(self, spec: InstanceSpec) -> list[str]:
+        return self._set_keys(spec) + [self._key(f"records:{rank}", spec) for rank in range(spec.dp_size)]
+
     async def _scan_set(self, key: str) -> set[int]:
         blocks: set[int] = set()
         cursor = 0
@@ -201,15 +226,26 @@ def _unpack(packed: bytes) -> "array[int]":
     return block_keys
 
 
-def _split(delta: Delta, most: int) -> list[Delta]:
-    """Cut a delta into parts of at most ``most`` blocks a list; the order of their application is kept."""
-    if max(len(delta.device), len(delta.lower), len(delta.gone)) <= most:
-        return [delta]
-    parts = [Delta(clear=True)] if delta.clear else []
-    for name in ("gone", "device", "lower"):
-        blocks = getattr(delta, name)
-        parts.extend(Delta(**{name: blocks[at : at + most]}) for at in range(0, len(blocks), most))
-    return parts
+def _pack_mark(mark: Mark | None) -> str:
+    return "" if mark is None else f"{mark.sequence}:{mark.digest}"
+
+
+def _split(change: Change, most: int) -> list[Change]:
+    """Cut a change into parts of at most ``most`` entries a list.
+
+    The mark goes with the last part: a process that goes on from an earlier one applies the rest again.
+    """
+    delta, names = change.delta, list(change.saved)
+    if max(map(len, (delta.device, delta.lower, delta.gone, names, change.dropped))) <= most:
+        return [change]
+    parts = [Change(Delta(clear=True))] if delta.clear else []
+    for field in ("gone", "device", "lower"):
+        blocks = getattr(delta, field)
+        parts += [Change(Delta(**{field: blocks[at : at + most]})) for at in range(0, len(blocks), most)]
+    for at in range(0, len(names), most):
+        parts.append(Change(Delta(), {name: change.saved[name] for name in names[at : at + most]}))
+    parts += [Change(Delta(), {}, change.dropped[at : at + most]) for at in range(0, len(change.dropped), most)]
+    return [*parts, Change(Delta(), mark=change.mark)]
 
 
 def _read_state(fields: Sequence[Any]) -> State | None:

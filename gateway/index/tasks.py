@@ -11,12 +11,13 @@ class TaskSet:
         self._by_name: dict[str, asyncio.Task[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
 
-    def start(self, name: str, work: Coroutine[None, None, None]) -> None:
+    def start(self, name: str, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         """Run ``work`` in place of an earlier task of that name."""
         self.end(name)
         task = self._by_name[name] = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+        return task
 
     def end(self, name: str) -> None:
         """Cancel the task of that name, if there is one."""

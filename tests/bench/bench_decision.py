@@ -41,9 +41,9 @@ def run(rounds: int = 400) -> dict[str, float]:
         snapshot = build_snapshot(rng)
         hits = {view.id: Hit(rng.randrange(0, 65_536, 16)) for view in snapshot.instances}
         facts = Facts("m", 65_536, hits, max_output_tokens=1024, session="s")
-        start = time.perf_counter()
+        start = time.thread_time()
         choose_plan(facts, snapshot, rules, rng)
-        times_s.append(time.perf_counter() - start)
+        times_s.append(time.thread_time() - start)
     return {"decision_us": statistics.median(times_s) * 1e6}
 
 

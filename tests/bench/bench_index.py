@@ -11,6 +11,7 @@ from statistics import median
 from backends.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from backends.kv_events import decode_batch
 from backends.kv_subscriber import EventSource
+from gateway.index.engine_blocks import Change
 from gateway.index.ingest import IngestTimes
 from gateway.index.mirror import Delta, Mirror
 from gateway.index.residency import Residency
@@ -78,7 +79,7 @@ def _measure_ingest(rng: random.Random) -> float:
     begin = time.thread_time()
     for payload in payloads:
         residency.apply(decode_batch(payload))
-        mirror.apply("i0", 0, residency.drain())
+        mirror.apply("i0", 0, residency.drain().delta)
     return _EVENT_BLOCKS / (time.thread_time() - begin)
 
 
@@ -95,7 +96,9 @@ async def _measure_warm_start(rng: random.Random) -> float:
             await store.hold(spec, "writer")
             gen = await store.open(spec, "writer")
             assert gen is not None
-            await store.publish(spec, "writer", gen, 0, Delta(device=[rng.getrandbits(64) for _ in range(share)]))
+            await store.publish(
+                spec, "writer", gen, 0, Change(Delta(device=[rng.getrandbits(64) for _ in range(share)]))
+            )
             await store.set_known(spec, "writer", gen, True)
         await writer.aclose()
         changed = asyncio.Event()

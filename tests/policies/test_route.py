@@ -283,16 +283,25 @@ def test_any_plan_is_sound(case: tuple[Facts, Snapshot, Rules, random.Random]) -
     """Whatever the state, a plan ends at MD or is a singular one with every condition met, on fitting instances."""
     request, seen, given_rules, rng = case
     try:
-        plan = choose_plan(request, seen, given_rules, rng).plan
+        decision = choose_plan(request, seen, given_rules, rng)
     except NoInstance as error:
         assert error.role is Role.MD
         return
+    plan = decision.plan
+    for placement in decision.scores:
+        assert placement.chosen in placement.ids
+        assert not set(placement.ids) & set(placement.rejected)
+        assert all(0 <= total <= 1 + 1e-9 for total in placement.totals)
     used = pairs(plan, seen)
     assert all(view.model == request.model and not view.draining for view in used)
     assert len({view.fingerprint for view in used}) == 1
     if plan.main is None:
         assert isinstance(plan, Singular)
         assert given_rules.singular.enabled
+        assert seen.alignment.gap <= given_rules.alignment.bound
+        assert decision.estimate is not None
+        assert decision.estimate.total_s is not None
+        assert decision.estimate.missing_tokens
         assert request.unsplittable is None
         assert "relay" in given_rules.pipelines
     else:

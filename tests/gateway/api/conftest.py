@@ -4,7 +4,9 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import openai
 import pytest
+from hypothesis import settings
 
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
@@ -14,6 +16,10 @@ from tests.fakes.server import AppServer
 from tests.gateway.model_dir import model_dir
 
 __all__ = ["model_dir"]
+
+# A slow machine is no failure; pytest's own timeout holds.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
@@ -53,3 +59,9 @@ async def server(state: ApiState) -> AsyncIterator[AppServer]:
     await served.start()
     yield served
     await served.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def loaded_openai() -> None:
+    """Let openai-python do its late imports, which read files, before a loop runs."""
+    openai.AsyncOpenAI(base_url="http://127.0.0.1", api_key="any")

@@ -1,5 +1,6 @@
 """Events to SSE bytes, without a socket: whatever the events' sizes, the client's text is the same."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -50,9 +51,9 @@ def run(job: Job, form: Form, ids: list[int], chunks: list[int]) -> tuple[list[d
 
 
 @pytest.mark.parametrize("chat", [True, False])
-async def test_text_whatever_the_chunks(state: ApiState, model: ServedModel, chat: bool) -> None:
+def test_text_whatever_the_chunks(state: ApiState, model: ServedModel, chat: bool) -> None:
     """For any ids and event sizes the client's text is the decoded log cut at the first stop string."""
-    job = await make_job(state, chat, {"stop": STOPS[:2], "stream": True})
+    job = asyncio.run(make_job(state, chat, {"stop": STOPS[:2], "stream": True}))
     form: Form = ChatForm() if chat else CompletionForm()
 
     @given(st.lists(st.integers(3, model.vocabulary.size - 1), max_size=40), st.lists(st.integers(1, 7), max_size=20))

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -174,7 +175,7 @@ async def test_tokens_out_of_order(server: AppServer, generator: ScriptedGenerat
 
 
 async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGenerator, model: ServedModel) -> None:
-    """A client that never reads stops the answer after the write timeout; not all of it was made."""
+    """A client that never reads stops the answer after the write timeout, and its connection is cut."""
     ids = model.encoder.encode_now("word " * 50)
     many = [Tokens(at * len(ids), tuple(ids), None, "MD", "m") for at in range(20_000)]
     generator.script = lambda request: many
@@ -185,6 +186,7 @@ async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGe
         await generator.started(1)
         await generator.all_closed()
         assert generator.answers[0].yielded < len(many)
+        await server.connections_left(0)
     await server.stop()
 
 
@@ -270,3 +272,26 @@ async def test_disconnect_in_the_body(server: AppServer, generator: ScriptedGene
         await connection.writer.drain()
     await server.connections_left(0)
     assert generator.answers == []
+
+
+async def test_many_clients_that_leave(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """After many disconnects at all moments nothing is left, and the next request is served at once."""
+    gates = [HoldGate() for _ in range(4)]
+    steps = steps_of(model)
+    generator.script = lambda request: [*steps[: len(generator.answers) % 4], gates[len(generator.answers) % 4]]
+    tasks = len(asyncio.all_tasks())
+    for wave in range(1, 6):
+        async with AsyncExitStack() as stack:
+            for _ in range(20):
+                connection = await stack.enter_async_context(connect(server))
+                await connection.post(PATH, STREAM)
+            for gate in gates:
+                await gate.arrivals(5 * wave)
+        await server.connections_left(0)
+    await generator.all_closed()
+    assert [answer.closes for answer in generator.answers] == [1] * 100
+    assert len(asyncio.all_tasks()) <= tasks + 1
+    generator.script = lambda request: steps
+    async with connect(server) as connection:
+        await connection.post(PATH, CHAT)
+        assert (await connection.read_json())[0] == 200

@@ -1,40 +1,255 @@
 """The index over Redis: the common behaviour on a real server, and what several processes share."""
 
-from collections.abc import AsyncGenerator
+import asyncio
+import sys
+from array import array
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AsyncExitStack
 
 import pytest
+import redis.asyncio
 
+from backends.hashing import chain_seed, hash_blocks
+from backends.valkey import EmbeddedValkey
 from gateway.index.shared import RedisIndex
-from tests.conformance.index_suite import TIMES, Changes, Clock, IndexSuite, Rig
-from tests.valkey import run_valkey
+from gateway.index.store import StoreLimits
+from gateway.index.types import InstanceSpec
+from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
+from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
+
+LIMITS = StoreLimits(lease_s=0.6)
+Rigs = Callable[[], Awaitable[Rig]]
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-async def valkey() -> AsyncGenerator[str, None]:
+async def server() -> AsyncGenerator[EmbeddedValkey, None]:
     """Run a server."""
-    async with run_valkey() as url:
-        yield url
+    async with EmbeddedValkey() as valkey:
+        yield valkey
 
 
-@pytest.mark.slow
+@pytest.fixture
+async def rigs(server: EmbeddedValkey) -> AsyncGenerator[Rigs, None]:
+    """Start indexes over the same state, each as another gateway process would."""
+    async with AsyncExitStack() as stack:
+
+        async def start() -> Rig:
+            changes, clock = Changes(), Clock()
+            index = RedisIndex(
+                server.url,
+                key=b"secret",
+                predicted_ttl_s=100.0,
+                times=TIMES,
+                limits=LIMITS,
+                now=clock,
+                on_change=changes,
+            )
+            rig = Rig(index, changes, clock)
+            stack.push_async_callback(index.aclose)
+            await stack.enter_async_context(rig.resources)
+            await index.start()
+            return rig
+
+        yield start
+
+
+@pytest.fixture
+async def client(server: EmbeddedValkey) -> AsyncGenerator["redis.asyncio.Redis", None]:
+    """Talk to the server directly."""
+    async with redis.asyncio.Redis.from_url(server.url) as connection:
+        yield connection
+
+
+async def follow(rig: Rig, publisher: Publisher) -> None:
+    """Track the publisher's engine in one more index."""
+    rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (publisher.source,)))
+
+
 class TestRedisIndex(IndexSuite):
     """The common behaviour."""
 
     @pytest.fixture
-    async def rig(self, valkey: str, request: pytest.FixtureRequest) -> AsyncGenerator[Rig, None]:
-        """Start an index with keys of its own."""
-        changes, clock = Changes(), Clock()
-        index = RedisIndex(
-            valkey,
-            prefix=request.node.name,
-            key=b"secret",
-            predicted_ttl_s=100.0,
-            times=TIMES,
-            now=clock,
-            on_change=changes,
-        )
+    async def rig(self, rigs: Rigs) -> Rig:
+        """Start an index."""
+        return await rigs()
+
+
+async def test_processes_converge(rigs: Rigs) -> None:
+    """What one process ingests the others show within a second, also those that come later."""
+    first, second = await rigs(), await rigs()
+    engine = await first.publisher()
+    await follow(second, engine)
+    await engine.publish(stored(HASHES, PROMPT[:160]))
+    async with asyncio.timeout(1):
+        await first.until_tokens(160)
+        await second.until_tokens(160)
+    await engine.publish(removed(HASHES[5:]))
+    async with asyncio.timeout(1):
+        await second.until_tokens(80)
+    third = await rigs()
+    await follow(third, engine)
+    async with asyncio.timeout(1):
+        await third.until_tokens(80)
+    taken = sum(rig.count("leases_taken") for rig in (first, second, third))
+    assert taken == 1
+
+
+async def test_predictions_are_shared(rigs: Rigs) -> None:
+    """What one process routed to an engine without events the others predict too, and a late one reads it."""
+    first, second = await rigs(), await rigs()
+    spec = InstanceSpec("p1", MODEL, 16)
+    for rig in (first, second):
+        rig.index.add_instance(spec)
+    first.index.note_routed("p1", MODEL, PROMPT)
+    await second.until_tokens(160, "p1")
+    third = await rigs()
+    third.index.add_instance(spec)
+    await third.until_tokens(160, "p1")
+    third.clock.now_s += third.predicted_ttl_s + 1
+    assert third.hit("p1").tokens == 0
+
+
+async def test_lease_moves_on_when_a_process_stops(rigs: Rigs) -> None:
+    """A process that stops gives its lease up, and the next one goes on without losing what was known."""
+    first, second = await rigs(), await rigs()
+    engine = await first.publisher()
+    await engine.publish(stored(HASHES[:4], PROMPT[:64]))
+    await first.until_tokens(64)
+    await follow(second, engine)
+    await second.until_tokens(64)
+    await first.index.aclose()
+    await engine.wait_for_subscriber()
+    await engine.publish(stored(HASHES[4:], PROMPT[64:160], parent=4), removed([10]))
+    await second.until_tokens(144)
+    assert second.count("resumed") == 1
+    assert second.count("losses") == 0
+
+
+@pytest.mark.parametrize("buffer_steps", [1000, 1])
+async def test_killed_ingester_is_taken_over(rigs: Rigs, server: EmbeddedValkey, buffer_steps: int) -> None:
+    """When the process that ingests is killed another goes on from its records, with what came in between."""
+    publisher = run_publisher(buffer_steps=buffer_steps)
+    async with publisher as engine:
+        await engine.publish(stored(HASHES[:2], PROMPT[:32]), lost=True)
+        source = engine.source
+        module = "tests.gateway.index.lone_ingester"
+        arguments = (server.url, "pdd", source.endpoint, source.replay_endpoint or "")
+        victim = await asyncio.create_subprocess_exec(sys.executable, "-m", module, *arguments, stdout=PIPE)
+        assert victim.stdout is not None
+        assert await victim.stdout.readline() == b"known\n"
+        await engine.wait_for_subscriber()
+        rig = await rigs()
+        await follow(rig, engine)
+        await rig.changes.until(lambda: rig.index.stats().instances["md1"].device_blocks == 2)
+        victim.kill()
+        await victim.wait()
+        await engine.publish(stored([3], PROMPT[32:48], parent=2), lost=True)
+        if buffer_steps == 1:
+            await engine.publish(stored([4], PROMPT[48:64], parent=3), lost=True)
+        await rig.changes.until(lambda: rig.count("leases_taken") == 1 and rig.count("replayed_frames") > 0)
+        await engine.wait_for_subscriber()
+        await engine.publish(stored([5], range(16)))
+        await rig.changes.until(lambda: rig.hit(prompt=range(17)).at_least_tokens == 16)
+        if buffer_steps == 1:
+            assert rig.hit().tokens is None
+
+
+async def test_flush_heals(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+    """After FLUSHALL the mirrors go on with what they know, and Redis is filled again."""
+    first = await rigs()
+    engine = await first.publisher()
+    await engine.publish(stored(HASHES, PROMPT[:160]))
+    await first.until_tokens(160)
+    await client.flushall()
+    assert first.hit().tokens == 160
+    await first.changes.until(lambda: first.count("republished") == 1 and first.hit().tokens == 160)
+    second = await rigs()
+    await follow(second, engine)
+    await second.until_tokens(160)
+
+
+async def test_redis_restart_heals() -> None:
+    """Redis may be away at the start and go away later: the index works from what it has, and shares it again."""
+    async with EmbeddedValkey() as probe:
+        port = probe.port
+    changes, clock = Changes(), Clock()
+    index = RedisIndex(f"redis://127.0.0.1:{port}", times=TIMES, limits=LIMITS, now=clock, on_change=changes)
+    rig = Rig(index, changes, clock)
+    async with rig.resources, run_publisher() as engine:
         await index.start()
-        rig = Rig(index, changes, clock)
-        async with rig.resources:
-            yield rig
-            await index.aclose()
+        await follow(rig, engine)
+        assert rig.hit().tokens is None
+        assert index.stats().redis_up is False
+        async with EmbeddedValkey(port=port):
+            await engine.wait_for_subscriber()
+            await engine.publish(stored(HASHES[:2], PROMPT[:32]))
+            await rig.until_tokens(32)
+            assert index.stats().redis_up is True
+        await engine.publish(stored(HASHES[2:4], PROMPT[32:64], parent=2))
+        await rig.until_tokens(64)
+        async with EmbeddedValkey(port=port):
+            await rig.changes.until(lambda: rig.count("republished") == 1 and rig.hit().tokens == 64)
+            await engine.publish(removed([4]))
+            await rig.until_tokens(48)
+        await index.aclose()
+
+
+async def test_evicted_set_is_written_again(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+    """When Redis evicts an instance's blocks the mirrors keep theirs and the holder writes them again."""
+    first = await rigs()
+    engine = await first.publisher()
+    await engine.publish(stored(HASHES, PROMPT[:160]))
+    await first.until_tokens(160)
+    keys = [key async for key in client.scan_iter("*:device:0:*")]
+    assert await client.unlink(*keys) == 1
+    await first.changes.until(lambda: first.count("republished") == 1 and first.hit().tokens == 160)
+    second = await rigs()
+    await follow(second, engine)
+    await second.until_tokens(160)
+
+
+async def test_lost_stream_entries_are_made_good(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+    """A process that missed entries of a trimmed stream reads the instance anew."""
+    rig = await rigs()
+    engine = await rig.publisher()
+    await engine.publish(stored(HASHES[:2], PROMPT[:32]))
+    await rig.until_tokens(32)
+    (meta,) = [key async for key in client.scan_iter("*:meta:*")]
+    (lower,) = [key.replace(b":meta:", b":lower:0:") async for key in client.scan_iter("*:meta:*")]
+    async with client.pipeline(transaction=True) as pipeline:
+        pipeline.hincrby(meta, "seq", 7)
+        pipeline.sadd(lower, b"\1" * 8)
+        await pipeline.execute()
+    await rig.changes.until(lambda: rig.index.stats().instances["md1"].lower_blocks == 1)
+    assert rig.hit().tokens == 32
+
+
+async def test_redis_holds_hashes_only_and_nothing_for_ever(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+    """Neither token ids nor salts are written, and each key has a time to live."""
+    rig = await rigs()
+    engine = await rig.publisher()
+    rig.index.add_instance(InstanceSpec("p1", MODEL, 16))
+    rig.index.note_routed("p1", MODEL, PROMPT, salt="tenant-secret")
+    await engine.publish(stored(HASHES, PROMPT[:160], extra_keys=[["tenant-secret"], *[None] * 9]))
+    await rig.changes.until(lambda: rig.hit(salt="tenant-secret").tokens == 160)
+    await rig.changes.until(lambda: rig.hit("p1", salt="tenant-secret").tokens == 160)
+    second = await rigs()
+    second.index.add_instance(InstanceSpec("p1", MODEL, 16))
+    await second.changes.until(lambda: second.hit("p1", salt="tenant-secret").tokens == 160)
+    await client.config_set("rdbcompression", "no")  # which DUMP heeds
+    needles = [b"tenant-secret", *(array(code, PROMPT[:4]).tobytes() for code in "HIQ"), b"1000"]
+    keys = [key async for key in client.scan_iter("*")]
+    assert len(keys) == 7
+    block_key = hash_blocks(PROMPT[:16], chain_seed(MODEL, None, "tenant-secret", b"secret"))
+    dumps = []
+    for key in keys:
+        assert await client.pttl(key) > 0
+        dump = await client.dump(key)
+        assert isinstance(dump, bytes)
+        assert not [needle for needle in needles if needle in dump]
+        dumps.append(dump)
+    assert sum(array("Q", block_key).tobytes() in dump for dump in dumps) >= 3
+    assert len({key.split(b"{")[1].split(b"}")[0] for key in keys}) == 1
