@@ -4,7 +4,7 @@ BIN := .venv/bin
 FAST := -m "not slow" -p no:cacheprovider
 COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.sse --cov-branch --cov-report=term-missing
 
-.PHONY: install demo test check fast slow bench clean
+.PHONY: install demo test check fast slow e2e bench clean
 
 install: .venv/.installed
 
@@ -29,10 +29,18 @@ fast: install
 	$(BIN)/pytest $(FAST) $(COVERED)
 
 slow: install
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m "slow and not e2e"
+
+# vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
+e2e: install .venv-e2e/.installed
+	timeout --kill-after=10 900 $(BIN)/pytest -m e2e tests/e2e
+
+.venv-e2e/.installed: tests/e2e/setup.py
+	$(BIN)/python -m tests.e2e.setup .venv-e2e
+	touch $@
 
 bench: install
 	$(BIN)/python -m tests.bench
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis
+	rm -rf .venv .venv-e2e .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from backends.metrics import read_samples
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.demo.processes import Child, DemoFailed, pdd
 
@@ -41,6 +42,11 @@ class EventSource(msgspec.Struct):
 
     endpoint: str
     replay_endpoint: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it, so that no link can lie between."""
+        return self.endpoint.startswith("ipc://")
 
     def move(self, kind: str, address: str) -> None:
         """Reach the ``events`` or the ``replay`` socket elsewhere: through the link."""
@@ -122,6 +128,12 @@ class Cluster:
         near = self.through_link["store"].rpartition(":")[2]
         routes = (await self._wan_stats())["routes"]
         return sum(int(route["from_target_bytes"]) for route in routes if route["listen"].endswith(f":{near}"))
+
+    async def taken_from_store(self, name: str) -> int:
+        """Prompt tokens whose KV an engine took from its region's store since it started."""
+        async with httpx.AsyncClient() as client:
+            page = (await client.get(f"{self.children[name].url}/metrics")).text
+        return int(sum(read_samples(page, "vllm:external_prefix_cache_hits_total")))
 
     async def _wan_stats(self) -> dict[str, Any]:
         async with httpx.AsyncClient() as client:
@@ -215,7 +227,8 @@ async def _start_link(cluster: Cluster, stack: AsyncExitStack, progress: Callabl
         if region_of(name) == "a":
             continue
         far |= {name: _port(cluster.children[name].url)}
-        far |= {f"{name}.events": _port(events.endpoint), f"{name}.replay": _port(events.replay_endpoint)}
+        if not events.is_local:
+            far |= {f"{name}.events": _port(events.endpoint), f"{name}.replay": _port(events.replay_endpoint)}
     near = dict(zip(far, find_free_ports(len(far)), strict=True))
     routes = [f"--route=127.0.0.1:{near[name]}=127.0.0.1:{port}" for name, port in far.items()]
     shape = ["--rate-mbit", str(plan.rate_mbit), "--delay-ms", str(plan.delay_ms)]

@@ -1,7 +1,4 @@
-"""Records what real vLLM and LMCache put on their wires: ``python -m tests.contract.record E2E_VENV [OUT]``.
-
-Prompts are made of plain numbers, so that nothing but the recordings is needed to judge them.
-"""
+"""Records what real vLLM and LMCache put on their wires: ``python -m tests.contract.record E2E_VENV [OUT]``."""
 
 import asyncio
 import re
@@ -21,16 +18,10 @@ from backends.kv_subscriber import EventSource, EventSubscriber
 from backends.reference.demo_model import MODEL_DIR
 from backends.types import LegRequest, Sampling
 from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
+from tests.contract.prompts import CHUNK_TOKENS, MODEL_PATH, PROMPT, RECORDINGS, SALT, SALTED
 from tests.e2e.kit import VllmKit
 from tests.integration.regions import eventually
 
-RECORDINGS = Path(__file__).parent / "recordings"
-MODEL_PATH = "models/demo"
-"""Stands for the directory that the recorded engine was started with."""
-PROMPT = [200 + number % 1000 for number in range(600)]
-SALTED = [300 + number % 1000 for number in range(300)]
-SALT = "tenant-a"
-CHUNK_TOKENS = 256
 SILENCE_S = 2.0
 STORE_PATIENCE_S = 20.0
 
@@ -42,13 +33,14 @@ async def main(venv: Path, out: Path) -> None:
     def write(name: str, data: bytes) -> None:
         (out / name).write_bytes(data.replace(str(MODEL_DIR).encode(), MODEL_PATH.encode()))
 
-    async with run_cluster(plan, lambda step: None) as cluster, _events(cluster) as frames:
+    async with run_cluster(plan, _show) as cluster, _events(cluster) as frames:
         async with httpx.AsyncClient(base_url=cluster.children["p1"].url, timeout=120.0) as client:
             for name, leg in _legs().items():
                 reply = await client.post("/v1/completions", content=encode_leg(leg), headers=JSON)
                 write(f"{name}.http", f"{reply.status_code} {reply.headers['content-type']}\n".encode() + reply.content)
             for path in ("v1/models", "kv_event_sources"):
-                write(f"{path.rpartition('/')[2]}.json", (await client.get(f"/{path}")).raise_for_status().content)
+                found = (await client.get(f"/{path}")).raise_for_status().content
+                write(f"{path.rpartition('/')[2]}.json", found.replace(str(cluster.folder).encode(), b"/run/pdd"))
             metrics = (await client.get("/metrics")).raise_for_status().text
             write("metrics.txt", re.sub(r"^.*_(bucket|created)\{.*\n", "", metrics, flags=re.MULTILINE).encode())
         write("lmcache_keys.json", msgspec.json.format(msgspec.json.encode(await _keys(cluster))))
@@ -57,6 +49,10 @@ async def main(venv: Path, out: Path) -> None:
 
 
 JSON = {"content-type": "application/json"}
+
+
+def _show(step: str) -> None:
+    sys.stderr.write(f"{step}\n")
 
 
 def _legs() -> dict[str, LegRequest]:

@@ -50,7 +50,6 @@ class VllmKit:
         self.kv_name: str | None = str(model)
         self._python = str(python)
         self._servers: dict[str, tuple[int, int]] = {}
-        self._events: dict[str, tuple[int, int]] = {}
 
     def companions(self, cluster: Cluster) -> list[Child]:
         """One LMCache server for each region."""
@@ -70,26 +69,25 @@ class VllmKit:
         return Group(f"lmcache-{region}", cluster.folder, f"http://127.0.0.1:{http_port}", "/healthcheck", command)
 
     def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:
-        """One vLLM instance; its events stay at the same ports when it is started again."""
+        """One vLLM instance."""
         port = urlsplit(f"//{listen}").port or find_free_ports(1)[0]
-        first, second = self._events.get(name) or find_free_ports(2)
-        self._events[name] = (first, second)
         plan = cluster.plan
         command = [self._python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
         command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
         command += ["--max-model-len", str(MAX_MODEL_TOKENS), "--dtype", plan.dtype, "--block-size", str(BLOCK_TOKENS)]
         command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--enable-prompt-tokens-details"]
-        command += ["--kv-events-config", json.dumps(_events(first, second))]
+        command += ["--kv-events-config", json.dumps(_events(cluster.folder, name))]
         command += ["--kv-transfer-config", json.dumps(_transfer(self._servers[region_of(name)][0]))]
         return Group(name, cluster.folder, f"http://127.0.0.1:{port}", "/health", command)
 
 
-def _events(port: int, replay_port: int) -> dict[str, object]:
+def _events(folder: Path, name: str) -> dict[str, object]:
+    """Events over Unix sockets: at a TCP address with a fixed port vLLM listens on all interfaces or not at all."""
     return {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        "endpoint": f"tcp://*:{port}",
-        "replay_endpoint": f"tcp://*:{replay_port}",
+        "endpoint": f"ipc://{folder}/{name}.events",
+        "replay_endpoint": f"ipc://{folder}/{name}.replay",
         "topic": "",
     }
 

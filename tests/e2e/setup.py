@@ -30,9 +30,9 @@ def main(folder: Path) -> None:
     def pip(*arguments: str) -> None:
         subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], check=True)
 
-    pip("install", "--quiet", VLLM)
+    pip("install", "--quiet", "--no-compile", VLLM)
     pip("uninstall", "--quiet", "--yes", *UNUSABLE)
-    pip("install", "--quiet", "--no-deps", LMCACHE)
+    pip("install", "--quiet", "--no-compile", "--no-deps", LMCACHE)
     pip("install", "--quiet", "--no-deps", *LMCACHE_NEEDS)
     subprocess.run([python, "-c", "import vllm, lmcache.integration.vllm.lmcache_mp_connector"], check=True)
 

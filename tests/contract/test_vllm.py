@@ -1,0 +1,146 @@
+"""What real vLLM 0.32.0 sent (see ``record``) is understood by the adapter and by the index."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import pytest_asyncio
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from backends.completions import CompletionDecoder, refusal
+from backends.errors import EngineRejected
+from backends.hashing import chain_seed, hash_blocks
+from backends.kv_events import Stored, decode_batch
+from backends.sse import SseParser
+from backends.types import Capabilities, LegChunk
+from backends.vllm import VllmEngine
+from gateway.demo.cluster import EventSource
+from gateway.index.residency import Residency
+from tests.contract.prompts import BLOCK_TOKENS, PROMPT, RECORDINGS, SALT, SALTED
+from tests.fakes.server import AppServer
+
+
+class _Frame(msgspec.Struct):
+    sequence: int
+    payload: str
+
+
+FRAMES = msgspec.json.decode((RECORDINGS / "kv_events.json").read_bytes(), type=list[_Frame])
+
+
+def _read_http(name: str) -> tuple[int, str, bytes]:
+    head, _, body = (RECORDINGS / f"{name}.http").read_bytes().partition(b"\n")
+    status, _, content_type = head.decode().partition(" ")
+    return int(status), content_type, body
+
+
+def _decode_stream(name: str, alternatives: int | None = None) -> list[LegChunk]:
+    status, content_type, body = _read_http(name)
+    assert status == 200 and content_type.startswith("text/event-stream")
+    decoder = CompletionDecoder(alternatives)
+    chunks = [chunk for event in SseParser().feed(body) if (chunk := decoder.feed(event)) is not None]
+    assert decoder.is_done
+    return chunks
+
+
+def test_stream_with_token_ids() -> None:
+    """All ids come, each once; the finish reason and the usage come with them."""
+    chunks = _decode_stream("completion")
+    assert sum(len(chunk.token_ids) for chunk in chunks) == 8
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+    usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 8)
+
+
+def test_usage_tells_cached_tokens() -> None:
+    """The same prompt again is found in the cache, but for its last block."""
+    usage = [chunk.usage for chunk in _decode_stream("completion_again") if chunk.usage][-1]
+    assert usage.cached_tokens == (len(PROMPT) - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def test_same_prompt_gives_the_same_first_token() -> None:
+    """A prefill leg of one token gives the first of the longer answer's ids."""
+    first = _decode_stream("completion")[0].token_ids[0]
+    assert _decode_stream("completion_again")[0].token_ids == (first,)
+
+
+def test_logprobs_by_token_id() -> None:
+    """Each id has its own log-probability and two alternatives, the chosen one first as the answer is greedy."""
+    chunks = [chunk for chunk in _decode_stream("completion_logprobs", 2) if chunk.token_ids]
+    tokens = [token for chunk in chunks for token in chunk.logprobs or ()]
+    assert [token.token_id for token in tokens] == [id_ for chunk in chunks for id_ in chunk.token_ids]
+    for token in tokens:
+        assert len(token.top) == 2 and token.top[0] == (token.token_id, token.logprob)
+
+
+@pytest.mark.parametrize(("name", "status"), [("too_long", 400), ("unknown_model", 404)])
+def test_refusals(name: str, status: int) -> None:
+    """A request that the engine refuses is the client's fault, with the engine's own words."""
+    found, _, body = _read_http(name)
+    error = refusal(found, body)
+    assert isinstance(error, EngineRejected) and error.status == status and error.message
+
+
+@pytest_asyncio.fixture
+async def engine() -> AsyncIterator[VllmEngine]:
+    """An adapter in front of a server that answers with the recordings."""
+
+    async def answer(request: Request) -> Response:
+        names = {"/health": None, "/v1/models": "models.json", "/metrics": "metrics.txt"}
+        name = names[request.url.path]
+        return Response((RECORDINGS / name).read_bytes() if name else b"")
+
+    app = Starlette(routes=[Route("/{path:path}", answer)])
+    async with AppServer(app) as server:
+        engine = VllmEngine("p1", server.url)
+        yield engine
+        await engine.aclose()
+
+
+async def test_probe(engine: VllmEngine) -> None:
+    """Models, model length, block size and the process's start are found."""
+    found = await engine.probe()
+    assert found.boot_id is not None
+    assert found == Capabilities(("demo",), 8192, BLOCK_TOKENS, True, found.boot_id)
+
+
+async def test_load(engine: VllmEngine) -> None:
+    """An idle engine's load is read."""
+    load = await engine.load()
+    assert (load.running, load.waiting) == (0, 0) and 0 <= load.kv_usage < 1
+
+
+def test_event_sources() -> None:
+    """Discovery names one source with its replay."""
+    found = msgspec.json.decode((RECORDINGS / "kv_event_sources.json").read_bytes(), type=list[EventSource])
+    assert len(found) == 1 and found[0].endpoint and found[0].replay_endpoint
+
+
+def test_event_frames() -> None:
+    """The sequence has no gap, nothing is skipped, and blocks hold the prompt's ids."""
+    assert [frame.sequence for frame in FRAMES] == list(range(FRAMES[0].sequence, FRAMES[0].sequence + len(FRAMES)))
+    batches = [decode_batch(bytes.fromhex(frame.payload)) for frame in FRAMES]
+    assert not any(batch.skipped for batch in batches)
+    stored = [event for batch in batches for event in batch.events if isinstance(event, Stored)]
+    assert {event.block_size for event in stored} == {BLOCK_TOKENS}
+    assert stored[0].parent is None and list(stored[0].token_ids) == PROMPT[: len(stored[0].token_ids)]
+    assert any(event.extra_keys and [SALT] in event.extra_keys for event in stored)
+
+
+def test_index_knows_the_prompts() -> None:
+    """The engine's blocks become the index's own: both prompts are found, each under its own salt only."""
+    counters: Counter[str] = Counter()
+    residency = Residency(lambda lora, salt: chain_seed("demo", lora, salt), counters)
+    for frame in FRAMES:
+        residency.apply(decode_batch(bytes.fromhex(frame.payload)))
+    device = set(residency.snapshot().delta.device)
+    for prompt, salt in ((PROMPT, None), (SALTED, SALT)):
+        whole = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+        keys = hash_blocks(prompt[:whole], chain_seed("demo", None, salt))
+        assert keys and device >= set(keys)
+        assert device.isdisjoint(hash_blocks(prompt[:whole], chain_seed("demo", None, "another")))
+    assert not counters["orphan_blocks"] and not counters["opaque_blocks"]

@@ -1,0 +1,155 @@
+"""Clients that leave, engines and bridges that die, and a link that is cut, stalled or slow, under real vLLM."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from tests.integration.regions import ANSWER_TOKENS, Asked, Regions, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
+
+Step = Callable[[Regions], Awaitable[None]]
+WORDS = 1600
+LONG_ANSWER_TOKENS = 3000
+RATE_MBIT = 40.0
+QUIET_BYTES = 8192
+
+
+async def in_prefill(regions: Regions) -> None:
+    """P computes the prompt."""
+    assert await regions.reached("leg_started", kind="prefill")
+
+
+async def in_eager(regions: Regions) -> None:
+    """RLD writes while the KV is on its way."""
+    assert await regions.reached("leg_started", kind="relay")
+
+
+async def in_catch_up(regions: Regions) -> None:
+    """MD extends while RLD writes."""
+    assert await regions.reached("leg_started", kind="extend")
+
+
+async def in_main(regions: Regions) -> None:
+    """MD writes."""
+    assert await regions.reached("joint", role="MD")
+
+
+async def _ask_and_break(
+    regions: Regions, phase: Step, fault: Step, tokens: int = ANSWER_TOKENS, words: int = WORDS
+) -> Asked:
+    """Ask, and let the fault happen once the answer is in the phase."""
+    before = regions.newest_timeline().get("request_id")
+
+    async def is_admitted() -> bool:
+        return bool(regions.newest_timeline().get("request_id") != before)
+
+    async def break_it() -> None:
+        assert await eventually(is_admitted, 20)
+        await phase(regions)
+        await fault(regions)
+
+    breaking = asyncio.create_task(break_it())
+    async with regions.ask(words=words, tokens=tokens) as asked:
+        await asked.read()
+    await breaking
+    return asked
+
+
+async def _assert_exact(regions: Regions, asked: Asked, tokens: int = ANSWER_TOKENS) -> None:
+    assert asked.error is None and asked.done and asked.finish_reason == "length"
+    assert asked.ids == await regions.alone(asked, tokens)
+
+
+@pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
+async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: Step) -> None:
+    """The client goes in the phase: soon no engine has the request, and no more KV crosses the link."""
+    before = whole.newest_timeline().get("request_id")
+
+    async def is_admitted() -> bool:
+        return bool(whole.newest_timeline().get("request_id") != before)
+
+    async def read_on() -> None:
+        async with whole.ask(words=3000, tokens=LONG_ANSWER_TOKENS) as asked:
+            await asked.read()
+
+    reading = asyncio.create_task(read_on())
+    assert await eventually(is_admitted, 20)
+    await phase(whole)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    left_s = time.monotonic()
+
+    async def is_quiet() -> bool:
+        crossed = await whole.cluster.store_bytes()
+        await asyncio.sleep(0.2)
+        return await whole.cluster.store_bytes() - crossed < QUIET_BYTES
+
+    assert await eventually(is_quiet, 1.3)
+    assert await whole.engines_idle(max(0.0, left_s + 3.0 - time.monotonic()))
+
+
+async def cut_link(regions: Regions) -> None:
+    """Break all connections between the regions for a while."""
+    await regions.cluster.control_wan("cut", for_s=0.5)
+
+
+async def stall_link(regions: Regions) -> None:
+    """Let nothing pass between the regions for a while; connections stand."""
+    await regions.cluster.control_wan("stall", on=True)
+    await asyncio.sleep(1.5)
+    await regions.cluster.control_wan("stall", on=False)
+
+
+async def slow_link(regions: Regions) -> None:
+    """Let the link lose most of its rate."""
+    await regions.cluster.control_wan("set", rate_mbit=RATE_MBIT / 10)
+
+
+async def kill_bridge(regions: Regions) -> None:
+    """End the bridge without a word, and let its supervisor start it again."""
+    regions.cluster.children["bridge"].kill()
+    await regions.restart("bridge")
+
+
+async def kill_md(regions: Regions) -> None:
+    """End MD, all its processes, without a word."""
+    regions.cluster.children["md1"].kill()
+
+
+async def kill_rld(regions: Regions) -> None:
+    """End RLD, all its processes, without a word."""
+    regions.cluster.children["rld1"].kill()
+
+
+@pytest.mark.parametrize("phase", [in_eager, in_main], ids=lambda phase: phase.__name__)
+@pytest.mark.parametrize("fault", [cut_link, stall_link, kill_bridge], ids=lambda fault: fault.__name__)
+async def test_faults_between_the_regions_leave_the_answer_exact(whole: Regions, fault: Step, phase: Step) -> None:
+    """The link or the bridge fails in the phase: the ids are those of one engine, none lost or repeated."""
+    asked = await _ask_and_break(whole, phase, fault)
+    await _assert_exact(whole, asked)
+
+
+async def test_slow_link_slows_nobody_but_the_hand_over(whole: Regions) -> None:
+    """While the KV crosses at a tenth of the rate RLD writes on, and the answer is exact."""
+    try:
+        asked = await _ask_and_break(whole, in_eager, slow_link)
+    finally:
+        await whole.cluster.control_wan("set", rate_mbit=RATE_MBIT)
+    await _assert_exact(whole, asked)
+
+
+async def test_relay_that_dies_is_replaced(whole: Regions) -> None:
+    """RLD is killed while it writes: MD takes over once the KV is there, exactly."""
+    asked = await _ask_and_break(whole, in_eager, kill_rld)
+    await _assert_exact(whole, asked)
+    assert asked.roles[-1] == "MD"
+
+
+async def test_main_that_dies_is_replaced(whole: Regions) -> None:
+    """MD is killed while it writes: RLD goes on, exactly."""
+    asked = await _ask_and_break(whole, in_main, kill_md, tokens=1000)
+    await _assert_exact(whole, asked, 1000)
+    assert asked.roles[-1] == "RLD"
