@@ -78,6 +78,19 @@ class RedisIndex(LocalIndex):
             self._tasks.end(f"ingest {spec.id}")
             self._follow(spec)
 
+    async def ages(self) -> dict[str, float | None]:
+        """Return for how many seconds nobody has confirmed an instance's state in Redis; None: nothing is there.
+
+        Raises redis.RedisError and OSError.
+        """
+        ages: dict[str, float | None] = {}
+        for model, store in self._stores.items():
+            specs = [holding.spec for holding in self._mirror.of_model(model)]
+            for spec, left_s in zip(specs, await store.left_s(specs), strict=True):
+                ttl_s = self._limits.ttl_s if spec.sources else self._predicted_ttl_s
+                ages[spec.id] = None if left_s is None else max(0.0, ttl_s - left_s)
+        return ages
+
     def remove_instance(self, instance_id: str) -> None:
         """See ``PrefixIndex.remove_instance``."""
         self._mirror.remove(instance_id)

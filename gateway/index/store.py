@@ -152,6 +152,13 @@ class ModelStore:
                 await self._state([self._key("meta", spec), *self._set_keys(spec)], client=pipeline)
             return [_read_state(fields) for fields in await _soon(pipeline.execute())]
 
+    async def left_s(self, specs: Iterable[InstanceSpec]) -> list[float | None]:
+        """Return the seconds that each instance's state will stand if nobody confirms it again; None: there is none."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for spec in specs:
+                pipeline.pttl(self._key("meta", spec))
+            return [left_ms / 1000 if left_ms >= 0 else None for left_ms in await _soon(pipeline.execute())]
+
     async def scan(self, spec: InstanceSpec, rank: int) -> tuple[set[int], set[int]]:
         """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""
         device, lower = self._rank_keys(spec, rank)
