@@ -21,7 +21,7 @@ from tests.policies.build import KV_BYTES, link, snapshot
     ],
 )
 def test_only_full_chunks_cross(prompt: int, reach: int, missing: int, tail: int) -> None:
-    """The store holds full chunks: hits count down to a chunk, and MD recomputes the tail it does not have."""
+    """SPL-44: the store holds full chunks: hits count down to a chunk, and MD recomputes the tail it does not have."""
     estimate = estimate_transfer(prompt, Hit(reach), link(), snapshot())
     assert (estimate.missing_tokens, estimate.tail_tokens) == (missing, tail)
     assert estimate.wan_bytes == missing * KV_BYTES
