@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.bridge.mover import Limits, Mover
+from backends.bridge.mover import Mover
 from backends.bridge.resp import Address
 from backends.bridge.server import make_app
+from backends.bridge.types import Limits
 from tests.backends.bridge.chunks import chunks_of, prompt, store
 from tests.backends.bridge.regions import QUICK, Regions, two_regions
 
