@@ -198,6 +198,7 @@ class Mover:
             return
         finally:
             del self._carriers[fetch]
+            self.pace.settled()
         if found is None:
             self.schedule.vanished(fetch)
             self._loop.call_later(_PROBE_INTERVAL_S, self._probe_now.set)
