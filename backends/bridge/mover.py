@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from backends.bridge.pace import Pace
+from backends.bridge.pace import Mark, Pace
 from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost
 from backends.bridge.schedule import Schedule
 from backends.bridge.stores import ChunkRefused, DestinationStore, SourceStore
@@ -51,6 +51,7 @@ class Mover:
         self._probe_now = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._chunk_bytes = 0
+        self._pump_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Work until cancelled; open transfers then fail."""
@@ -175,6 +176,11 @@ class Mover:
         # Connections that each have one chunk on order finish together and leave the link idle: give each two.
         spread = max(1, window_bytes // max(1, 2 * self._chunk_bytes))
         while self._tasks is not None:
+            wait_s = self.pace.wait_s(self._loop.time())
+            if wait_s > 0:
+                if self._pump_timer is None:
+                    self._pump_timer = self._loop.call_later(wait_s, self._pump_late)
+                return
             connection = self.source.idlest(spread)
             if connection is None:
                 return
@@ -182,10 +188,14 @@ class Mover:
             if fetch is None:
                 return
             self._carriers[fetch] = connection
-            self._tasks.create_task(self._move(fetch, connection))
+            mark = self.pace.ordered(self._loop.time(), fetch.size_bytes)
+            self._tasks.create_task(self._move(fetch, connection, mark))
 
-    async def _move(self, fetch: Fetch, connection: Connection) -> None:
-        mark = self.pace.ordered(self._loop.time())
+    def _pump_late(self) -> None:
+        self._pump_timer = None
+        self._pump()
+
+    async def _move(self, fetch: Fetch, connection: Connection, mark: Mark) -> None:
         try:
             found = await self.source.fetch(connection, fetch.chunk, fetch.size_bytes)
         except ConnectionLost:

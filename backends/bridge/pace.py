@@ -26,7 +26,7 @@ class Mark:
 
 
 class Pace:
-    """Learns rate and round trip of one link. ``rate_cap_bytes_per_s`` bounds the rate it aims at."""
+    """Learns rate and round trip of one link. ``rate_cap_bytes_per_s`` None: use all of the link."""
 
     def __init__(self, *, max_window_bytes: int, rate_cap_bytes_per_s: float | None = None) -> None:
         self._max_window_bytes = max_window_bytes
@@ -35,6 +35,7 @@ class Pace:
         self._steady_rates: deque[tuple[float, float]] = deque()
         self._busy: deque[Mark] = deque()
         self._on_order = 0
+        self._next_order_s = 0.0
         self._rtts: deque[tuple[float, float]] = deque()
         self.arrived_bytes = 0
 
@@ -42,8 +43,14 @@ class Pace:
         """Count received bytes, whatever they were."""
         self.arrived_bytes += count_bytes
 
-    def ordered(self, now_s: float) -> Mark:
+    def wait_s(self, now_s: float) -> float:
+        """How long the next order has to wait for the rate cap's sake."""
+        return max(0.0, self._next_order_s - now_s)
+
+    def ordered(self, now_s: float, size_bytes: int) -> Mark:
         """Note the sending of an order, which must be ``settled``."""
+        if self._rate_cap is not None:
+            self._next_order_s = max(now_s, self._next_order_s) + size_bytes / self._rate_cap
         mark = Mark(now_s, self.arrived_bytes)
         if not self._on_order:
             self._busy.clear()
@@ -87,7 +94,6 @@ class Pace:
     def window_bytes(self, chunk_bytes: int) -> int:
         """Bytes to have on order: besides the round trips' worth, one chunk that is arriving, and one behind it."""
         rate = self._rates[0][1] if self._rates else 0.0
-        rate = min(rate, self._rate_cap or rate)
         wanted = 2 * rate * (self.rtt_s + _SLACK_S) + chunk_bytes
         return int(min(max(wanted, 2 * chunk_bytes), self._max_window_bytes))
 

@@ -1,6 +1,7 @@
 """Tests of the bridge's mover over a real link between two real stores."""
 
 import asyncio
+import time
 from contextlib import suppress
 
 import pytest
@@ -86,6 +87,16 @@ async def test_stops_within_one_chunk() -> None:
         assert (await regions.move(other, "u")).state == "complete"
         assert regions.crossed_chunks() - before < 2.1
         assert regions.mover.schedule.held_bytes == 0
+
+
+async def test_a_rate_cap_holds() -> None:
+    """A bridge told to use less than the link has takes the time that the lower rate needs."""
+    async with two_regions(limits=Limits(rate_cap_bytes_per_s=10 * CHUNK_BYTES)) as regions:
+        chunks = chunks_of(prompt(8))
+        await store(regions.a, chunks)
+        start_s = time.monotonic()
+        assert (await regions.move(chunks)).state == "complete"
+        assert time.monotonic() - start_s >= 0.7
 
 
 async def test_stopping_one_leaves_the_others() -> None:
