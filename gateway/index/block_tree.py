@@ -3,9 +3,10 @@
 A block counts for no more than the block before it: where a chain is broken, what follows can serve no prompt.
 """
 
-from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+import msgspec
 
 from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
 
@@ -13,9 +14,11 @@ ROOT = -1
 """Stands for the key before the first block of a prompt."""
 
 
-@dataclass(slots=True)
-class _Node:
-    """``held``: the tier that the block is in; ``level``: what it counts as, given those before it."""
+class _Node(msgspec.Struct, gc=False):
+    """``held``: the tier that the block is in; ``level``: what it counts as, given those before it.
+
+    There may be millions, which the garbage collector must not visit: that would stall the event loop.
+    """
 
     parent: int = ROOT
     held: int = GONE
@@ -30,6 +33,7 @@ class BlockTree:
         self._children: dict[int, set[int] | int] = {}
         self._changes: dict[int, int] = {}
         self._cleared = False
+        self._sizes = [0, 0, 0]
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -56,6 +60,7 @@ class BlockTree:
         self._children.clear()
         self._changes.clear()
         self._cleared = True
+        self._sizes = [0, 0, 0]
 
     def drain(self) -> Delta:
         """Return what changed since the last call."""
@@ -63,14 +68,20 @@ class BlockTree:
         clear, self._cleared = self._cleared, False
         return _by_level(changes, clear)
 
-    def snapshot(self) -> Delta:
-        """Return all that counts, as a delta that replaces what was there."""
-        return _by_level({key: node.level for key, node in self._nodes.items() if node.level}, clear=True)
+    def snapshot(self, most: int) -> Iterator[Delta]:
+        """Yield all that counts in parts of at most ``most`` blocks, after a delta that clears.
+
+        The tree may change between the parts; ``drain`` then has the changes.
+        """
+        yield Delta(clear=True)
+        keys = iter(list(self._nodes))
+        while part := list(islice(keys, most)):
+            nodes = ((key, self._nodes.get(key)) for key in part)
+            yield _by_level({key: node.level for key, node in nodes if node is not None and node.level}, clear=False)
 
     def sizes(self) -> tuple[int, int]:
         """Return how many blocks count as on device, and how many as in a slower tier only."""
-        levels = Counter(node.level for node in self._nodes.values())
-        return levels[DEVICE], levels[LOWER]
+        return self._sizes[DEVICE], self._sizes[LOWER]
 
     def _settle(self, key: int) -> None:
         """Recompute what ``key`` counts as, then its descendants where that changed."""
@@ -81,6 +92,8 @@ class BlockTree:
             level = min(node.held, DEVICE if node.parent == ROOT else self._nodes[node.parent].level)
             if level == node.level:
                 continue
+            self._sizes[node.level] -= 1
+            self._sizes[level] += 1
             node.level = level
             self._changes[key] = level
             match self._children.get(key):

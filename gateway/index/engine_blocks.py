@@ -14,15 +14,18 @@ from backends.kv_events import BlockHash
 from gateway.index.block_tree import ROOT
 from gateway.index.mirror import Delta
 
+NO_TOKENS = array("I")
 _ROOT_FLAG = 0x80
 
 
-@dataclass(slots=True)
-class EngineBlock:
-    """A resident engine block: the own key before it, those that end in it, and how the chain goes on after it."""
+class EngineBlock(msgspec.Struct, gc=False):
+    """A resident engine block: the own key before it, those that end in it, and how the chain goes on after it.
+
+    There may be millions, which the garbage collector must not visit: that would stall the event loop.
+    """
 
     parent_key: int
-    keys: list[int]
+    keys: tuple[int, ...]
     tail_key: int
     digest: bytes
     rest: "array[int]"
@@ -76,4 +79,4 @@ def unpack_block(record: bytes) -> EngineBlock:
     keys += block_keys([digest])
     if flags & _ROOT_FLAG:
         parent_key = ROOT
-    return EngineBlock(parent_key, keys, keys[-1], digest, array("I"), (), flags & ~_ROOT_FLAG)
+    return EngineBlock(parent_key, tuple(keys), keys[-1], digest, NO_TOKENS, (), flags & ~_ROOT_FLAG)

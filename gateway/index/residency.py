@@ -4,16 +4,25 @@ Engines name blocks by their own hashes and cut prompts into blocks of their own
 engine block that holds a part of it is; ``gateway.index.block_tree`` tells what it then counts as.
 """
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 
 from backends.hashing import BLOCK_TOKENS, block_keys, chain_digests
 from backends.kv_events import BlockHash, Cleared, EventBatch, Removed, Stored
 from gateway.index.block_tree import ROOT, BlockTree
-from gateway.index.engine_blocks import Change, EngineBlock, pack_block, pack_hash, unpack_block, unpack_hash
+from gateway.index.engine_blocks import (
+    NO_TOKENS,
+    Change,
+    EngineBlock,
+    pack_block,
+    pack_hash,
+    unpack_block,
+    unpack_hash,
+)
 from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
 
+_PART_BLOCKS = 4096
 _DEVICE_BIT = 1
 _TIER_BITS = {"GPU": _DEVICE_BIT, "CPU": 2, "DISK": 4, "STORAGE": 4}
 _OTHER_TIER_BIT = 8
@@ -68,9 +77,14 @@ class Residency:
         touched, self._touched = self._touched, set()
         return self._change(self._tree.drain(), touched)
 
-    def snapshot(self) -> Change:
-        """Return everything, as a change that replaces what was there."""
-        return self._change(self._tree.snapshot(), self._blocks.keys())
+    def snapshot(self) -> Iterator[Change]:
+        """Yield everything in parts that together replace what was there; see ``BlockTree.snapshot``."""
+        for delta in self._tree.snapshot(_PART_BLOCKS):
+            yield Change(delta)
+        if self._records:
+            hashes = iter(list(self._blocks))
+            while part := list(islice(hashes, _PART_BLOCKS)):
+                yield self._change(Delta(), part)
 
     def sizes(self) -> tuple[int, int]:
         """Return how many own blocks count as on device, and how many as in a slower tier only."""
@@ -138,7 +152,7 @@ class Residency:
                 seed = self._seed_of(event.lora_name, salt)
             case _:
                 return None
-        return EngineBlock(ROOT, [], ROOT, seed, array("I"), ())
+        return EngineBlock(ROOT, (), ROOT, seed, NO_TOKENS, ())
 
     def _add_run(self, event: Stored, first: int, parent: EngineBlock) -> bool:
         """Chain the new blocks from position ``first`` on to ``parent``; False when not even one can be."""
@@ -159,13 +173,13 @@ class Residency:
         for block_hash in event.hashes[first:last]:
             end += size
             full = end // BLOCK_TOKENS
-            own_keys, owners = keys[done:full], (*parent.rest_owners, block_hash)
+            own_keys, owners = tuple(keys[done:full]), (*parent.rest_owners, block_hash)
             if own_keys and len(owners) > 1:
                 self._share(own_keys[0], parent.tail_key, owners)
             if own_keys:
                 owners = (block_hash,)
             digest = digests[full - 1] if full else parent.digest
-            rest = tokens[full * BLOCK_TOKENS : end]
+            rest = tokens[full * BLOCK_TOKENS : end] if end % BLOCK_TOKENS else NO_TOKENS
             tail_key = own_keys[-1] if own_keys else parent.tail_key
             parent = EngineBlock(parent.tail_key, own_keys, tail_key, digest, rest, owners if rest else ())
             self._blocks[block_hash] = parent

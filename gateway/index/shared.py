@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -74,7 +73,10 @@ class RedisIndex(LocalIndex):
         """See ``PrefixIndex.add_instance``."""
         before = self._mirror.get(spec.id)
         old_boot_id = before.spec.boot_id if before is not None else None
-        if self._mirror.admit(spec) or (spec.boot_id and spec.boot_id != old_boot_id):
+        new_boot = spec.boot_id is not None and spec.boot_id != old_boot_id
+        if self._mirror.admit(spec) or new_boot:
+            if new_boot and spec.id in self._ingests:
+                self._ingests[spec.id].retire()
             self._tasks.end(f"ingest {spec.id}")
             self._follow(spec)
 
@@ -95,6 +97,7 @@ class RedisIndex(LocalIndex):
         """See ``PrefixIndex.remove_instance``."""
         self._mirror.remove(instance_id)
         self._tasks.end(f"ingest {instance_id}")
+        self._ingests.pop(instance_id, None)
 
     @property
     def caught_up(self) -> bool:
@@ -157,5 +160,6 @@ class RedisIndex(LocalIndex):
             self._tasks.start(f"ingest {spec.id}", ingest.run())
 
     def _report_loss(self, instance_id: str) -> None:
-        with suppress(KeyError):
-            self._ingests[instance_id].report_loss()
+        ingest = self._ingests.get(instance_id)
+        if ingest is not None:
+            ingest.report_loss()
