@@ -86,7 +86,7 @@ def as_request(body: bytes) -> JsonObject:
 
 def print_found(found: dict[str, Any]) -> None:
     """Print one row for each instance."""
-    console = Console(width=WIDTH)
+    console = Console(width=WIDTH, emoji=False, markup=False)
     if "prompt_tokens" in found:
         console.print(f"{found['prompt_tokens']} prompt tokens", highlight=False)
     columns = list(dict.fromkeys(key for row in found["instances"].values() if row for key in row))

@@ -52,7 +52,7 @@ def run_to_end(name: str, work: Callable[[], Coroutine[None, None, None]]) -> in
     except ApiError as error:
         print(f"pdd {name}: {f'{error.param}: ' if error.param else ''}{error.message}", file=sys.stderr)
         return 1
-    except (CannotInspect, GenerationFailed, RedisError) as error:
+    except (CannotInspect, GenerationFailed, RedisError, OSError) as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 1
     return 0
