@@ -130,9 +130,7 @@ class ModelStore:
         key = self._key(f"records:{rank}", spec)
         cursor = 0
         while True:
-            page: Any = await _soon(
-                self._client.hscan(self._key(f"records:{rank}", spec), cursor, count=_RECORDS_COUNT)
-            )
+            page: Any = await _soon(self._client.hscan(key, cursor, count=_RECORDS_COUNT))
             cursor, members = page
             yield list(members.items())
             if not cursor:
