@@ -30,6 +30,13 @@ class ModelSettings(Section, frozen=True):
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
     kv_bytes_per_token: Annotated[Count, Meta(description="KV of one token, all layers, in bytes.")]
+    tool_parser: Annotated[
+        Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
+    ] = None
+    reasoning_parser: Annotated[
+        Literal["think", "qwen3", "deepseek_r1"] | None,
+        Meta(description="How the model marks its reasoning; null: it stays text."),
+    ] = None
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
 
 
