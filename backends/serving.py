@@ -6,7 +6,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -38,14 +38,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: ASGIApp, listener: socket.socket, on_stop: Callable[[], None], grace_s: int = SHUTDOWN_GRACE_S
+    app: ASGIApp,
+    listener: socket.socket,
+    on_stop: Callable[[], None],
+    *,
+    grace_s: int = SHUTDOWN_GRACE_S,
+    http: type[asyncio.Protocol] | Literal["auto"] = "auto",
 ) -> None:
     """Serve ``app`` until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end.
 
-    Answers that still run ``grace_s`` later are cut off.
+    Answers that still run ``grace_s`` later are cut off. ``http`` takes the place of uvicorn's own protocol class.
     """
     config = uvicorn.Config(
         app,
+        http=http,
         log_config=None,
         log_level="warning",
         access_log=False,

@@ -183,7 +183,12 @@ def _load_models(settings: Settings) -> dict[str, ServedModel]:
     served = {}
     for number, model in enumerate(settings.models):
         try:
-            served[model.name] = load_model(model.name, Path(model.path))
+            served[model.name] = load_model(
+                model.name,
+                Path(model.path),
+                reasoning_parser=model.reasoning_parser,
+                tool_parser=model.tool_parser,
+            )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
     return served

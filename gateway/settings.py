@@ -37,6 +37,12 @@ class ModelSettings(Section, frozen=True):
             description="Its name in the KV store, where that differs: LMCache takes vLLM's `--model`, not "
             "`--served-model-name`.",
         ),
+    tool_parser: Annotated[
+        Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
+    ] = None
+    reasoning_parser: Annotated[
+        Literal["think", "qwen3", "deepseek_r1"] | None,
+        Meta(description="How the model marks its reasoning; null: it stays text."),
     ] = None
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
 
@@ -60,6 +66,7 @@ class EngineSettings(Section, frozen=True):
     prefill_curve: Annotated[
         str | None,
         Meta(min_length=1, description="File that ``pdd profile`` wrote for this engine; placement uses it."),
+        Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),
     ] = None
 
 

@@ -46,12 +46,11 @@ def place(
     """Choose one of the candidates (at least one) for ``role``."""
     shares = {name: weight for name in weights.__struct_fields__ if (weight := getattr(weights, name)) > 0}
     whole = sum(shares.values())
+    signals = {name: SIGNALS[name](candidates) for name in shares}
     totals = [0.0] * len(candidates.views)
-    signals = {}
     for name, weight in shares.items():
-        share, values = weight / whole, SIGNALS[name](candidates)
-        signals[name] = values
-        totals = [total + share * value for total, value in zip(totals, values, strict=True)]
+        share = weight / whole
+        totals = [total + share * value for total, value in zip(totals, signals[name], strict=True)]
     bar = max(totals) - rules.tie_margin
     tied = [index for index, total in enumerate(totals) if total >= bar]
     chosen = candidates.views[tied[int(rng.random() * len(tied))]]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from policies.case import Case, Pool, Site
 from policies.pick import sift
 from policies.types import InstanceView, LinkView, NoInstance, Role
-from policies.wan import crossing_s, missing_tokens
+from policies.wan import missing_tokens, soonest_s
 
 Feeds = dict[str, LinkView | None]
 """Regions with a P that can bring KV now, and the link it takes; None: the same region."""
@@ -35,11 +35,13 @@ def find_mains(case: Case, feeds: dict[Site, Feeds]) -> list[InstanceView]:
 
 def choose_main(case: Case, mains: list[InstanceView], feeds: dict[Site, Feeds]) -> InstanceView:
     """Choose MD among ``mains`` (at least one, all fed)."""
-    prompt, chunk, kv_bytes = case.facts.prompt_tokens, case.snapshot.kv_chunk_tokens, case.snapshot.kv_bytes_per_token
+    chunk = case.snapshot.kv_chunk_tokens
+    full, chunk_bytes = case.facts.prompt_tokens // chunk, chunk * case.snapshot.kv_bytes_per_token
+    links = {site: tuple(found.values()) for site, found in feeds.items()}
 
     def costs(views: Sequence[InstanceView], reach: Sequence[int]) -> list[float]:
         return [
-            soonest_s(missing_tokens(prompt, tokens, chunk) * kv_bytes, feeds[view.region, view.fingerprint])
+            soonest_s((full - tokens // chunk) * chunk_bytes, links[view.region, view.fingerprint])
             for view, tokens in zip(views, reach, strict=True)
         ]
 
@@ -52,7 +54,7 @@ def choose_prefill(case: Case, main: InstanceView, feeds: Feeds) -> InstanceView
     hit = facts.hits.get(main.id)
     tokens = missing_tokens(facts.prompt_tokens, hit.reach_tokens if hit else 0, snapshot.kv_chunk_tokens)
     wan_bytes = tokens * snapshot.kv_bytes_per_token
-    seconds = {region: soonest_s(wan_bytes, {region: link}) for region, link in feeds.items()}
+    seconds = {region: soonest_s(wan_bytes, (link,)) for region, link in feeds.items()}
 
     def reject(site: Site) -> str | None:
         if site[1] != main.fingerprint:
@@ -100,11 +102,6 @@ def missing(case: Case, role: Role) -> NoInstance:
     reasons = set(case.rejected[role].values())
     ranked = (reason for reason in ("unhealthy", "draining", "too_long") if reason in reasons)
     return NoInstance(role, next(ranked, "none_configured"))
-
-
-def soonest_s(wan_bytes: int, feeds: Feeds) -> float:
-    """Seconds until ``wan_bytes`` have crossed on the best of ``feeds`` (not empty)."""
-    return min([0.0 if link is None else crossing_s(wan_bytes, link) for link in feeds.values()])
 
 
 def _gather(case: Case, role: Role, reject: Callable[[Site], str | None]) -> list[InstanceView]:

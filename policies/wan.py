@@ -6,6 +6,7 @@ bytes as it: a small one does not wait for all that is queued by large ones.
 """
 
 import math
+from collections.abc import Iterable
 
 from policies.types import Estimate, Hit, LinkView, Snapshot
 
@@ -19,7 +20,20 @@ def crossing_s(wan_bytes: int, link: LinkView) -> float:
     """Seconds until ``wan_bytes`` more have crossed behind what is queued; 0 when there is nothing to move."""
     if wan_bytes == 0:
         return 0.0
-    return (bytes_ahead(wan_bytes, link) + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
+    ahead = link.queued_bytes if link.open_transfers is None else bytes_ahead(wan_bytes, link)
+    return (ahead + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
+
+
+def soonest_s(wan_bytes: int, links: Iterable[LinkView | None]) -> float:
+    """Seconds until ``wan_bytes`` have crossed on the best of ``links`` (at least one); None crosses nothing."""
+    soonest = math.inf
+    for link in links:
+        if link is None:
+            return 0.0
+        seconds = crossing_s(wan_bytes, link)
+        if seconds < soonest:
+            soonest = seconds
+    return soonest
 
 
 def bytes_ahead(wan_bytes: int, link: LinkView) -> int:

@@ -8,9 +8,10 @@ import sys
 
 import uvloop
 
-from backends.bridge.mover import Limits, Mover
+from backends.bridge.mover import Mover
 from backends.bridge.resp import Address
 from backends.bridge.server import make_app
+from backends.bridge.types import Limits
 from backends.lifetime import die_with_parent
 from backends.serving import CannotListen, bind, parse_listen, serve
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost, Part, Reply
+from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost
 
 log = logging.getLogger(__name__)
 
@@ -58,13 +58,6 @@ class Line:
             if self.connection is not None:
                 self.connection.abort("the bridge is stopping")
                 self._set(None)
-
-    async def call(self, *parts: Part, limit_bytes: int | None = None) -> Reply:
-        """Send one command over the line, waiting for it to be up. Raises ConnectionLost, CommandRefused, WrongSize."""
-        connection = await self.ready()
-        if limit_bytes is None:
-            return await connection.send(*parts)
-        return await connection.send(*parts, limit_bytes=limit_bytes)
 
     async def ready(self) -> Connection:
         """Wait until the line is up."""

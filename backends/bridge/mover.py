@@ -3,14 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from backends.bridge.pace import Pace
-from backends.bridge.resp import Address, Connection, ConnectionLost
+from backends.bridge.pace import Mark, Pace
+from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost
 from backends.bridge.schedule import Schedule
 from backends.bridge.stores import ChunkRefused, DestinationStore, SourceStore
 from backends.bridge.transfer import Transfer
-from backends.bridge.types import ChunkId, Fetch, Standing
+from backends.bridge.types import ChunkId, Fetch, Limits, Standing, Tally
 
 log = logging.getLogger(__name__)
 
@@ -18,37 +17,6 @@ _PROBE_INTERVAL_S = 0.02
 _PROBE_INTERVAL_PER_CHUNK_S = 0.0002
 _PING_INTERVAL_S = 1.0
 _CHECK_ROUNDS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one bridge.
-
-    ``memory_bytes`` bounds the chunks held at once, and is the largest chunk that is taken. ``silence_s``: a link that
-    owes an answer and is silent for this long is taken for broken. ``rate_cap_bytes_per_s`` None: only the link's.
-    """
-
-    connections: int = 4
-    memory_bytes: int = 256 << 20
-    small_bytes: int = 16 << 20
-    large_share: float = 0.125
-    silence_s: float = 3.0
-    transfers: int = 4096
-    rate_cap_bytes_per_s: float | None = None
-
-
-@dataclass(slots=True)
-class Tally:
-    """Counts since the start."""
-
-    moved: int = 0
-    present: int = 0
-    refused: int = 0
-    retried: int = 0
-    moved_bytes: int = 0
-    complete: int = 0
-    failed: int = 0
-    stopped: int = 0
 
 
 class TransferExists(Exception):
@@ -83,6 +51,7 @@ class Mover:
         self._probe_now = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._chunk_bytes = 0
+        self._pump_timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Work until cancelled; open transfers then fail."""
@@ -207,6 +176,11 @@ class Mover:
         # Connections that each have one chunk on order finish together and leave the link idle: give each two.
         spread = max(1, window_bytes // max(1, 2 * self._chunk_bytes))
         while self._tasks is not None:
+            wait_s = self.pace.wait_s(self._loop.time())
+            if wait_s > 0:
+                if self._pump_timer is None:
+                    self._pump_timer = self._loop.call_later(wait_s, self._pump_late)
+                return
             connection = self.source.idlest(spread)
             if connection is None:
                 return
@@ -214,10 +188,14 @@ class Mover:
             if fetch is None:
                 return
             self._carriers[fetch] = connection
-            self._tasks.create_task(self._move(fetch, connection))
+            mark = self.pace.ordered(self._loop.time(), fetch.size_bytes)
+            self._tasks.create_task(self._move(fetch, connection, mark))
 
-    async def _move(self, fetch: Fetch, connection: Connection) -> None:
-        mark = self.pace.ordered(self._loop.time())
+    def _pump_late(self) -> None:
+        self._pump_timer = None
+        self._pump()
+
+    async def _move(self, fetch: Fetch, connection: Connection, mark: Mark) -> None:
         try:
             found = await self.source.fetch(connection, fetch.chunk, fetch.size_bytes)
         except ConnectionLost:
@@ -230,6 +208,7 @@ class Mover:
             return
         finally:
             del self._carriers[fetch]
+            self.pace.settled()
         if found is None:
             self.schedule.vanished(fetch)
             self._loop.call_later(_PROBE_INTERVAL_S, self._probe_now.set)
@@ -299,10 +278,11 @@ class Mover:
         self._pump()
 
     async def _ping_forever(self) -> None:
-        """Measure the round trip, and notice a dead link while nothing else is asked of it."""
+        """Measure the round trip, and notice dead connections while nothing else is asked of them."""
         while True:
             try:
                 self.pace.echoed(await self.source.round_trip_s(), self._loop.time())
-            except ConnectionLost:
-                log.debug("no round trip: the link is down")
+                await self.source.stay_awake()
+            except (ConnectionLost, CommandRefused) as error:
+                log.debug("no round trip: %s", error)
             await asyncio.sleep(_PING_INTERVAL_S)

@@ -128,6 +128,11 @@ class Connection(asyncio.BufferedProtocol):
         """Whether commands can be sent."""
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no reply is due."""
+        return not self._due
+
     def send(
         self, *parts: Part, size_bytes: int | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES
     ) -> asyncio.Future[Reply]:

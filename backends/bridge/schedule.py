@@ -52,6 +52,7 @@ class _Transfer:
     present: int
     order: int
     missing: int
+    """Chunks that are not done."""
     wan_bytes: int = 0
     given_bytes: int = 0
     large: bool | None = None
@@ -97,6 +98,7 @@ class Schedule:
         indexes = [index for index, chunk in enumerate(transfer.chunks) if chunk in lost and transfer.done[index]]
         for index in indexes:
             transfer.done[index] = False
+        transfer.missing += len(indexes)
         self._want(transfer, indexes)
 
     def close(self, transfer_id: str) -> list[Fetch]:
@@ -121,7 +123,9 @@ class Schedule:
     def standing(self, transfer_id: str) -> Standing:
         """Progress of an open transfer."""
         transfer = self._transfers[transfer_id]
-        return Standing(len(transfer.chunks), sum(transfer.done), transfer.present, transfer.wan_bytes)
+        return Standing(
+            len(transfer.chunks), len(transfer.chunks) - transfer.missing, transfer.present, transfer.wan_bytes
+        )
 
     def wanters(self, chunk_id: ChunkId) -> list[str]:
         """Transfers that wait for the chunk."""
@@ -131,16 +135,8 @@ class Schedule:
     @property
     def queued_bytes(self) -> int:
         """Bytes that the open transfers still wait for; chunks of unknown size count as the latest known size."""
-        typical = 0
-        known = 0
-        unknown = 0
-        for chunk in self._chunks.values():
-            if chunk.size_bytes:
-                typical = chunk.size_bytes
-                known += chunk.size_bytes
-            else:
-                unknown += 1
-        return known + unknown * typical
+        known = [chunk.size_bytes for chunk in self._chunks.values() if chunk.size_bytes]
+        return sum(known) + (len(self._chunks) - len(known)) * (known[-1] if known else 0)
 
     def probes(self) -> list[ChunkId]:
         """Chunks to ask the sending store for, each once."""
@@ -221,7 +217,9 @@ class Schedule:
         if chunk is None:
             return []
         for transfer_id, index in chunk.wanters.items():
-            self._transfers[transfer_id].done[index] = True
+            transfer = self._transfers[transfer_id]
+            transfer.done[index] = True
+            transfer.missing -= 1
         self._release(chunk)
         del self._chunks[chunk.id]
         return list(chunk.wanters)

@@ -63,6 +63,7 @@ class _Api:
                 rtt_s=mover.pace.rtt_s,
                 up=mover.link_up,
                 wan_bytes_total=mover.pace.arrived_bytes,
+                open_transfers=len(mover.transfers),
             )
         )
 

@@ -58,6 +58,11 @@ class SourceStore:
         await connection.send(b"PING")
         return clock() - start_s
 
+    async def stay_awake(self) -> None:
+        """Have every idle connection answer, so that one that has silently died is found before it is needed."""
+        idle = [line.connection for line in self._lines if line.connection is not None and line.connection.is_idle]
+        await asyncio.gather(*(connection.send(b"PING") for connection in idle), return_exceptions=True)
+
     async def sizes(self, chunks: Sequence[ChunkId]) -> list[int | ChunkRefused | None]:
         """Sizes of ``chunks``, None for those that the store does not hold. Raises ConnectionLost."""
         connection = await self.control.ready()

@@ -1,4 +1,4 @@
-"""Values that the bridge's scheduler and its executor exchange."""
+"""Values that the parts of the bridge exchange."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -33,3 +33,34 @@ class Standing:
     def complete(self) -> bool:
         """Whether every chunk is done."""
         return self.chunks_done == self.chunks_total
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one bridge.
+
+    ``memory_bytes`` bounds the chunks held at once, and is the largest chunk that is taken. ``silence_s``: a link that
+    owes an answer and is silent for this long is taken for broken. ``rate_cap_bytes_per_s`` None: only the link's.
+    """
+
+    connections: int = 4
+    memory_bytes: int = 256 << 20
+    small_bytes: int = 16 << 20
+    large_share: float = 0.125
+    silence_s: float = 3.0
+    transfers: int = 4096
+    rate_cap_bytes_per_s: float | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts since the start."""
+
+    moved: int = 0
+    present: int = 0
+    refused: int = 0
+    retried: int = 0
+    moved_bytes: int = 0
+    complete: int = 0
+    failed: int = 0
+    stopped: int = 0

@@ -51,3 +51,5 @@ class LinkState(msgspec.Struct, frozen=True):
     rtt_s: float
     up: bool
     wan_bytes_total: int
+    open_transfers: int | None = None
+    """How many transfers share the queued bytes; None: the bridge does not say."""

@@ -67,10 +67,11 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
 class EventSource(msgspec.Struct):
     """One entry of ``GET /kv_event_sources``."""
 
-    data_parallel_rank: int
     endpoint: str
     replay_endpoint: str
     topic: str
+    enable_kv_cache_events: bool = True
+    publisher: str = "zmq"
 
 
 def to_wire(events: Sequence[PoolEvent], block_size_tokens: int) -> list[WireEvent]:
@@ -131,7 +132,7 @@ class EventPublisher:
             _bind(self._replay, settings.host, settings.replay_port),
         ]
         endpoint, replay_endpoint = (f"tcp://{settings.host}:{port}" for port in ports)
-        self.source = EventSource(0, endpoint, replay_endpoint, self._topic)
+        self.source = EventSource(endpoint, replay_endpoint, self._topic)
         self._replay_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:

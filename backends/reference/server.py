@@ -151,9 +151,9 @@ class Server:
         return Response(status_code=200)
 
     async def kv_event_sources(self, _: Request) -> Response:
-        """``GET /kv_event_sources``: a bare array, empty when no events are published."""
+        """``GET /kv_event_sources``: by data-parallel rank, empty when no events are published."""
         source = self._served.event_source
-        return _json([] if source is None else [msgspec.to_builtins(source)])
+        return _json({} if source is None else {"0": msgspec.to_builtins(source)})
 
     async def health(self, _: Request) -> Response:
         """``GET /health``: 503 once the engine's loop has stopped."""

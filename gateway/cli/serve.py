@@ -11,6 +11,7 @@ import uvloop
 
 from backends.lifetime import die_with_parent
 from backends.serving import CannotListen, bind, parse_listen, serve
+from gateway.api.edge import EdgeProtocol
 from gateway.app import open_gateway
 from gateway.settings import BadSettings, Settings, load_settings
 
@@ -47,4 +48,4 @@ def run(args: argparse.Namespace) -> int:
 async def _serve(settings: Settings, host: str, port: int) -> None:
     listener = bind(host, port)
     async with open_gateway(settings) as gateway:
-        await serve(gateway.app, listener, on_stop=gateway.drain, grace_s=settings.drain_s)
+        await serve(gateway.app, listener, on_stop=gateway.drain, grace_s=settings.drain_s, http=EdgeProtocol)

@@ -42,7 +42,7 @@ class Link:
         if state is None:
             return LinkView(self.source, self.dest, self.assumed_rate_bytes_per_s, up=False)
         rate = state.rate_bytes_per_s or self.assumed_rate_bytes_per_s
-        return LinkView(self.source, self.dest, rate, state.queued_bytes, state.rtt_s, state.up)
+        return LinkView(self.source, self.dest, rate, state.queued_bytes, state.rtt_s, state.up, state.open_transfers)
 
 
 class Links:

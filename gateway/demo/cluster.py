@@ -215,7 +215,7 @@ async def _start_engines(cluster: Cluster, stack: AsyncExitStack, progress: Call
 async def find_kv_events(client: httpx.AsyncClient, url: str) -> EventSource:
     """Ask an engine where it publishes its KV events."""
     reply = (await client.get(f"{url}/kv_event_sources")).raise_for_status()
-    return msgspec.json.decode(reply.content, type=list[EventSource])[0]
+    return msgspec.json.decode(reply.content, type=dict[str, EventSource])["0"]
 
 
 async def _start_link(cluster: Cluster, stack: AsyncExitStack, progress: Callable[[str], None]) -> None:

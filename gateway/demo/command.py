@@ -11,18 +11,22 @@ from typing import Any
 import httpx
 import msgspec
 import uvloop
+import yaml
 from rich.console import Console
 
 from backends.lifetime import die_with_parent
 from backends.reference.demo_model import MODEL_DIR
+from backends.reference.demo_model.prompts import long_prompt
 from backends.serving import CannotListen, bind, parse_listen, serve
 from gateway.app import Gateway, open_gateway
 from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
 from gateway.demo.processes import DemoFailed
-from gateway.demo.report import print_answer, print_table, print_usage
-from gateway.demo.scenarios import Stage, measure_rtt, run_scenarios, warm_up
+from gateway.demo.report import print_answer, print_explain, print_table, print_usage
+from gateway.demo.scenarios import Stage, measure_rtt, run_scenarios, user, warm_up
 from gateway.settings import parse_settings
 from policies.rules import Rules
+
+CONFIG, REQUEST = "gateway.yaml", "request.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +66,9 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     listener = bind(host, port)
     plan = Plan(args.model, args.rate_mbit, args.delay_ms)
     async with run_cluster(plan, lambda step: console.print(f"[dim]{step}[/dim]")) as cluster:
-        settings = parse_settings(cluster.settings(args.listen, kv_bytes_per_token(args.model)))
+        document = cluster.settings(args.listen, kv_bytes_per_token(args.model))
+        settings = parse_settings(document)
+        (cluster.folder / CONFIG).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         async with open_gateway(settings) as gateway:
             stop = asyncio.Event()
             serving = asyncio.create_task(serve(gateway.app, listener, on_stop=stop.set))
@@ -93,6 +99,9 @@ async def _show(
     if not args.once:
         gateway.rulebook.replace(Rules())
         print_usage(console, base_url, MODEL)
+        request = {"model": MODEL, "max_tokens": args.tokens, "messages": [user(long_prompt(4, args.words))]}
+        (cluster.folder / REQUEST).write_bytes(msgspec.json.encode(request))
+        print_explain(console, cluster.folder / CONFIG, cluster.folder / REQUEST)
         console.print("Serving until Ctrl-C.")
         await stop.wait()
     return 0 if identical else 1

@@ -1,5 +1,7 @@
 """What the demo prints."""
 
+from pathlib import Path
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -64,3 +66,10 @@ def print_usage(console: Console, base_url: str, model: str) -> None:
         highlight=False,
         soft_wrap=True,
     )
+
+
+def print_explain(console: Console, config: Path, request: Path) -> None:
+    """How to see what the gateway would do with a request, and what it knows."""
+    console.print("\nWhat it would do with a long new prompt, and what it knows of caches:", highlight=False)
+    console.print(f"pdd explain --config {config} --request {request}", highlight=False, soft_wrap=True)
+    console.print(f"pdd index stats --config {config}", highlight=False, soft_wrap=True)

@@ -116,20 +116,21 @@ async def run_scenarios(stage: Stage, words: int, tokens: int) -> dict[str, Run]
         return run
 
     for seed, (name, rules) in enumerate((("naive", NAIVE), ("one_shot", ONE_SHOT)), start=1):
-        await measure(name, rules, [_user(long_prompt(seed, words))])
-    first = _user(long_prompt(3, words))
+        await measure(name, rules, [user(long_prompt(seed, words))])
+    first = user(long_prompt(3, words))
     answer = await measure("catch_up", CATCH_UP, [first])
-    turns = [first, {"role": "assistant", "content": answer.text}, _user(follow_up(3))]
+    turns = [first, {"role": "assistant", "content": answer.text}, user(follow_up(3))]
     await measure("second_turn", {}, turns)
     return runs
 
 
 async def warm_up(base_url: str) -> None:
     """The first steps of an engine are slow; nobody shall measure them."""
-    await stream_chat(base_url, MODEL, [_user(long_prompt(999, 150))], 32)
+    await stream_chat(base_url, MODEL, [user(long_prompt(999, 150))], 32)
 
 
-def _user(content: str) -> Message:
+def user(content: str) -> Message:
+    """A user's message."""
     return {"role": "user", "content": content}
 
 

@@ -11,18 +11,21 @@ import msgspec
 
 from backends.hashing import DIGEST_BYTES, block_keys
 from backends.kv_events import BlockHash
+from gateway.index.block_tree import ROOT
 from gateway.index.mirror import Delta
 
-ROOT = -1
+NO_TOKENS = array("I")
 _ROOT_FLAG = 0x80
-_KEY_BYTES = 8
 
 
-@dataclass(slots=True)
-class EngineBlock:
-    """A resident engine block: the own keys that end in it, and how the chain goes on after it."""
+class EngineBlock(msgspec.Struct, gc=False):
+    """A resident engine block: the own key before it, those that end in it, and how the chain goes on after it.
 
-    keys: list[int]
+    There may be millions, which the garbage collector must not visit: that would stall the event loop.
+    """
+
+    parent_key: int
+    keys: tuple[int, ...]
     tail_key: int
     digest: bytes
     rest: "array[int]"
@@ -62,17 +65,18 @@ def unpack_hash(name: bytes) -> BlockHash:
     return block_hash
 
 
-def pack_block(parent: int, block: EngineBlock) -> bytes:
-    """Return the record of a block that ends with an own block; ``parent`` is the own key before it, or ROOT."""
-    flags = block.tiers | (_ROOT_FLAG if parent == ROOT else 0)
-    before = array("Q", [0 if parent == ROOT else parent, *block.keys[:-1]])
+def pack_block(block: EngineBlock) -> bytes:
+    """Return the record of a block that ends with an own block."""
+    flags = block.tiers | (_ROOT_FLAG if block.parent_key == ROOT else 0)
+    before = array("Q", [max(block.parent_key, 0), *block.keys[:-1]])
     return bytes([flags]) + before.tobytes() + block.digest
 
 
-def unpack_block(record: bytes) -> tuple[int, EngineBlock]:
+def unpack_block(record: bytes) -> EngineBlock:
     """Return what ``pack_block`` packed."""
     flags, digest = record[0], record[-DIGEST_BYTES:]
-    parent, *keys = memoryview(record)[1:-DIGEST_BYTES].cast("Q").tolist()
+    parent_key, *keys = memoryview(record)[1:-DIGEST_BYTES].cast("Q").tolist()
     keys += block_keys([digest])
-    block = EngineBlock(keys, keys[-1], digest, array("I"), (), flags & ~_ROOT_FLAG)
-    return ROOT if flags & _ROOT_FLAG else parent, block
+    if flags & _ROOT_FLAG:
+        parent_key = ROOT
+    return EngineBlock(parent_key, tuple(keys), keys[-1], digest, NO_TOKENS, (), flags & ~_ROOT_FLAG)

@@ -16,6 +16,7 @@ from zmq.asyncio import Context
 from backends.kv_events import BadFrame, Cleared, EventBatch, decode_batch
 from backends.kv_subscriber import EventSource, EventSubscriber, Frame, ReplayUnavailable
 from gateway.index.engine_blocks import Change, Mark
+from gateway.index.mirror import Delta
 from gateway.index.residency import Residency
 from gateway.index.sequence import Verdict, Watermark
 from gateway.index.types import InstanceSpec
@@ -112,8 +113,12 @@ class Ingester:
         async with self._publishing:
             await self._sink.set_known(False)
             for number, rank in enumerate(self._ranks):
+                # What changes from here on is drained later, and is replayed to a process that goes on from the mark.
+                mark = rank.mark()
                 rank.residency.drain()
-                await self._sink.publish(number, replace(rank.residency.snapshot(), mark=rank.mark()))
+                for part in rank.residency.snapshot():
+                    await self._sink.publish(number, part)
+                await self._sink.publish(number, Change(Delta(), mark=mark))
             self._published_known = self._is_known()
             await self._sink.set_known(self._published_known)
 

@@ -74,6 +74,7 @@ class LeasedIngest:
         self._renew_s = lease_s / 3
         self._token = uuid4().hex
         self._lost = False
+        self._retired = False
         self._sink = RedisSink(store, spec, self._token, mirror)
         self._new_ingester: Callable[[], Ingester] = lambda: Ingester(
             spec, self._sink, context, seed_of, counters, now, times, records=True
@@ -82,6 +83,10 @@ class LeasedIngest:
     def report_loss(self) -> None:
         """Say that Redis has lost blocks of the instance: they are written again at the next renewal."""
         self._lost = True
+
+    def retire(self) -> None:
+        """Say that this engine process is gone: what is kept of it goes with the lease."""
+        self._retired = True
 
     async def run(self) -> None:
         """Take the lease when it is free, and follow the engine while it lasts."""
@@ -94,7 +99,7 @@ class LeasedIngest:
                 await asyncio.sleep(self._renew_s)
         finally:
             with suppress(RedisError, OSError):
-                await self._store.release(self._spec, self._token)
+                await self._store.release(self._spec, self._token, drop=self._retired)
 
     async def _ingest(self, gen: int) -> None:
         """Follow the engine until the lease is another's or the endpoint cannot be used."""

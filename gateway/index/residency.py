@@ -1,35 +1,32 @@
-"""From one rank's engine events to the blocks that count: engine blocks become own blocks, chained from the start.
+"""From one rank's engine events to own blocks.
 
 Engines name blocks by their own hashes and cut prompts into blocks of their own size. An own block is there when every
-engine block that holds a part of it is, and it counts only while each own block before it counts: a block whose chain
-is broken can serve no prompt. What changes in what counts is collected as deltas.
+engine block that holds a part of it is; ``gateway.index.block_tree`` tells what it then counts as.
 """
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 
 from backends.hashing import BLOCK_TOKENS, block_keys, chain_digests
 from backends.kv_events import BlockHash, Cleared, EventBatch, Removed, Stored
-from gateway.index.engine_blocks import ROOT, Change, EngineBlock, pack_block, pack_hash, unpack_block, unpack_hash
+from gateway.index.block_tree import ROOT, BlockTree
+from gateway.index.engine_blocks import (
+    NO_TOKENS,
+    Change,
+    EngineBlock,
+    pack_block,
+    pack_hash,
+    unpack_block,
+    unpack_hash,
+)
 from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
 
+_PART_BLOCKS = 4096
 _DEVICE_BIT = 1
 _TIER_BITS = {"GPU": _DEVICE_BIT, "CPU": 2, "DISK": 4, "STORAGE": 4}
 _OTHER_TIER_BIT = 8
 _DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
-
-
-@dataclass(slots=True)
-class _Node:
-    """An own block. ``owners`` are the engine blocks that hold its tokens; ``level`` is what it counts as."""
-
-    parent: int
-    owners: tuple[BlockHash, ...]
-    children: tuple[int, ...] = ()
-    tiers: int = 0
-    level: int = GONE
 
 
 class Residency:
@@ -50,12 +47,12 @@ class Residency:
         self._seed_of = seed_of
         self._counters = counters
         self._limit = limit
+        self._tree = BlockTree()
         self._blocks: dict[BlockHash, EngineBlock] = {}
-        self._nodes: dict[int, _Node] = {}
-        self._spanning: dict[BlockHash, set[int]] = {}
+        # Own blocks that lie in several engine blocks: what is before them and who holds them, and the way back.
+        self._shared: dict[int, tuple[int, tuple[BlockHash, ...]]] = {}
+        self._sharers: dict[BlockHash, set[int]] = {}
         self._dense_groups: set[int] = set()
-        self._changes: dict[int, int] = {}
-        self._cleared = False
         self._records = records
         self._touched: set[BlockHash] = set()
         self.restorable = True
@@ -77,30 +74,27 @@ class Residency:
 
     def drain(self) -> Change:
         """Return what changed since the last call."""
-        changes, self._changes = self._changes, {}
         touched, self._touched = self._touched, set()
-        clear, self._cleared = self._cleared, False
-        return self._change(_by_level(changes, clear), touched)
+        return self._change(self._tree.drain(), touched)
 
-    def snapshot(self) -> Change:
-        """Return everything, as a change that replaces what was there."""
-        levels = {key: node.level for key, node in self._nodes.items() if node.level}
-        return self._change(_by_level(levels, clear=True), self._blocks.keys())
+    def snapshot(self) -> Iterator[Change]:
+        """Yield everything in parts that together replace what was there; see ``BlockTree.snapshot``."""
+        for delta in self._tree.snapshot(_PART_BLOCKS):
+            yield Change(delta)
+        if self._records:
+            hashes = iter(list(self._blocks))
+            while part := list(islice(hashes, _PART_BLOCKS)):
+                yield self._change(Delta(), part)
 
     def sizes(self) -> tuple[int, int]:
         """Return how many own blocks count as on device, and how many as in a slower tier only."""
-        levels = Counter(node.level for node in self._nodes.values())
-        return levels[DEVICE], levels[LOWER]
+        return self._tree.sizes()
 
     def restore(self, records: Iterable[tuple[bytes, bytes]]) -> None:
         """Take blocks back from their records, in any order; they are no change."""
         for name, record in records:
             block_hash = unpack_hash(name)
-            parent, block = unpack_block(record)
-            self._blocks[block_hash] = block
-            for key in block.keys:
-                self._link(key, parent, (block_hash,))
-                parent = key
+            block = self._blocks[block_hash] = unpack_block(record)
             self._refresh(block_hash, block)
         self.drain()
 
@@ -113,23 +107,23 @@ class Residency:
             if block is None:
                 dropped.append(pack_hash(block_hash))
             else:
-                saved[pack_hash(block_hash)] = pack_block(self._nodes[block.keys[0]].parent, block)
+                saved[pack_hash(block_hash)] = pack_block(block)
         return Change(delta, saved, dropped)
 
     def clear(self) -> None:
         """Forget every block; the next delta says so."""
         self._blocks.clear()
-        self._nodes.clear()
-        self._spanning.clear()
-        self._changes.clear()
+        self._shared.clear()
+        self._sharers.clear()
         self._touched.clear()
-        self._cleared = True
+        self._tree.clear()
 
     def _store(self, event: Stored) -> None:
         if event.remote or not self._is_dense(event.group, event.kind):
             self._counters["ignored_blocks"] += len(event.hashes)
             return
-        if event.lora_id is not None and event.lora_name is None:
+        nameless_adapter = event.lora_id is not None and event.lora_name is None
+        if nameless_adapter or len(set(event.hashes)) < len(event.hashes):
             self._counters["opaque_blocks"] += len(event.hashes)
             return
         parent = None if event.parent is None else self._blocks.get(event.parent)
@@ -158,7 +152,7 @@ class Residency:
                 seed = self._seed_of(event.lora_name, salt)
             case _:
                 return None
-        return EngineBlock([], ROOT, seed, array("I"), ())
+        return EngineBlock(ROOT, (), ROOT, seed, NO_TOKENS, ())
 
     def _add_run(self, event: Stored, first: int, parent: EngineBlock) -> bool:
         """Chain the new blocks from position ``first`` on to ``parent``; False when not even one can be."""
@@ -168,7 +162,7 @@ class Residency:
             if not starts_chain and _extra_keys(event, last):
                 break
             last += 1
-        if last == first or len(self._nodes) >= self._limit:
+        if last == first or len(self._tree) >= self._limit:
             return False
         size = event.block_size
         self.restorable &= size % BLOCK_TOKENS == 0
@@ -179,50 +173,33 @@ class Residency:
         for block_hash in event.hashes[first:last]:
             end += size
             full = end // BLOCK_TOKENS
-            own_keys, previous, owners = keys[done:full], parent.tail_key, (*parent.rest_owners, block_hash)
-            for key in own_keys:
-                self._link(key, previous, owners)
-                previous, owners = key, (block_hash,)
+            own_keys, owners = tuple(keys[done:full]), (*parent.rest_owners, block_hash)
+            if own_keys and len(owners) > 1:
+                self._share(own_keys[0], parent.tail_key, owners)
+            if own_keys:
+                owners = (block_hash,)
             digest = digests[full - 1] if full else parent.digest
-            rest = tokens[full * BLOCK_TOKENS : end]
-            parent = EngineBlock(own_keys, previous, digest, rest, owners if rest else ())
+            rest = tokens[full * BLOCK_TOKENS : end] if end % BLOCK_TOKENS else NO_TOKENS
+            tail_key = own_keys[-1] if own_keys else parent.tail_key
+            parent = EngineBlock(parent.tail_key, own_keys, tail_key, digest, rest, owners if rest else ())
             self._blocks[block_hash] = parent
             done = full
         return True
 
-    def _link(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
-        node = self._nodes.get(key)
-        if node is None:
-            node = self._nodes[key] = _Node(ROOT, owners)
-        node.owners = owners
-        if node.parent != parent:
-            self._detach(key, node.parent)
-            node.parent = parent
-            # A parent that is gone leaves an empty node behind for as long as it has children.
-            above = self._nodes.setdefault(parent, _Node(ROOT, ()))
-            above.children = (*above.children, key)
+    def _share(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
+        if key in self._shared:
+            self._unshare(key)
+        self._shared[key] = parent, owners
         for owner in owners[:-1]:
-            self._spanning.setdefault(owner, set()).add(key)
+            self._sharers.setdefault(owner, set()).add(key)
 
-    def _detach(self, key: int, parent: int) -> None:
-        above = self._nodes.get(parent)
-        if above is not None:
-            above.children = tuple(child for child in above.children if child != key)
-
-    def _prune(self, key: int) -> None:
-        """Forget ``key``, whose engine block is gone, and the empty nodes above that only led to it."""
-        while (node := self._nodes.get(key)) and not node.children and not self._is_resident(node):
-            for owner in node.owners[:-1]:
-                keys = self._spanning[owner]
-                keys.discard(key)
-                if not keys:
-                    del self._spanning[owner]
-            del self._nodes[key]
-            self._detach(key, node.parent)
-            key = node.parent
-
-    def _is_resident(self, node: _Node) -> bool:
-        return bool(node.owners) and node.owners[-1] in self._blocks
+    def _unshare(self, key: int) -> None:
+        _, owners = self._shared.pop(key)
+        for owner in owners[:-1]:
+            keys = self._sharers[owner]
+            keys.discard(key)
+            if not keys:
+                del self._sharers[owner]
 
     def _remove(self, event: Removed) -> None:
         if event.remote or not self._is_dense(event.group, None):
@@ -246,40 +223,28 @@ class Residency:
         """Bring the own blocks in line that lie in an engine block whose tiers changed."""
         if self._records:
             self._touched.add(block_hash)
+        level, previous = self._level_of(block_hash), block.parent_key
         for key in block.keys:
-            self._set_tiers(key)
-        if block_hash in self._spanning:
-            for key in list(self._spanning[block_hash]):
-                self._set_tiers(key)
-
-    def _set_tiers(self, key: int) -> None:
-        node = self._nodes.get(key)
-        if node is None:
-            return
-        tiers = -1
-        for owner in node.owners:
-            block = self._blocks.get(owner)
-            tiers &= block.tiers if block is not None else 0
-        node.tiers = tiers
-        self._settle(key)
-        if not tiers:
-            self._prune(key)
-
-    def _settle(self, key: int) -> None:
-        """Recompute what ``key`` counts as, then its descendants where that changed."""
-        pending = [key]
-        while pending:
-            key = pending.pop()
-            node = self._nodes[key]
-            above = DEVICE if node.parent == ROOT else self._nodes[node.parent].level
-            if not node.tiers or above == GONE:
-                level = GONE
+            if key not in self._shared:
+                self._tree.hold(key, previous, level)
             else:
-                level = DEVICE if node.tiers & _DEVICE_BIT and above == DEVICE else LOWER
-            if level != node.level:
-                node.level = level
-                self._changes[key] = level
-                pending.extend(node.children)
+                self._hold_shared(key)
+                if level == GONE and self._shared[key][1][-1] == block_hash:
+                    self._unshare(key)
+            previous = key
+        if block_hash in self._sharers:
+            for key in self._sharers[block_hash]:
+                self._hold_shared(key)
+
+    def _hold_shared(self, key: int) -> None:
+        parent, owners = self._shared[key]
+        self._tree.hold(key, parent, min(map(self._level_of, owners)))
+
+    def _level_of(self, block_hash: BlockHash) -> int:
+        block = self._blocks.get(block_hash)
+        if block is None:
+            return GONE
+        return DEVICE if block.tiers & _DEVICE_BIT else LOWER
 
     def _is_dense(self, group: int | None, kind: str | None) -> bool:
         """Whether blocks of this KV group say what a whole prefix costs; removals carry no kind, so it is learnt."""
@@ -304,10 +269,3 @@ def _extra_keys(event: Stored, position: int) -> list[object]:
     if not isinstance(extra, list):
         return [None]
     return extra[1:] if event.lora_name is not None and extra[:1] == [event.lora_name] else extra
-
-
-def _by_level(levels: dict[int, int], clear: bool) -> Delta:
-    lists: dict[int, list[int]] = {DEVICE: [], LOWER: [], GONE: []}
-    for key, level in levels.items():
-        lists[level].append(key)
-    return Delta(clear, lists[DEVICE], lists[LOWER], lists[GONE])

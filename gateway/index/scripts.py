@@ -31,8 +31,8 @@ return {1, redis.call('HGET', KEYS[2], 'gen') or ''}
 """
 
 RELEASE = """
--- KEYS: lease. ARGV: token.
-if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end
+-- KEYS: lease, and what shall go with it. ARGV: token.
+if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('UNLINK', unpack(KEYS)) end
 return 1
 """
 

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
@@ -74,14 +73,31 @@ class RedisIndex(LocalIndex):
         """See ``PrefixIndex.add_instance``."""
         before = self._mirror.get(spec.id)
         old_boot_id = before.spec.boot_id if before is not None else None
-        if self._mirror.admit(spec) or (spec.boot_id and spec.boot_id != old_boot_id):
+        new_boot = spec.boot_id is not None and spec.boot_id != old_boot_id
+        if self._mirror.admit(spec) or new_boot:
+            if new_boot and spec.id in self._ingests:
+                self._ingests[spec.id].retire()
             self._tasks.end(f"ingest {spec.id}")
             self._follow(spec)
+
+    async def ages(self) -> dict[str, float | None]:
+        """Return for how many seconds nobody has confirmed an instance's state in Redis; None: nothing is there.
+
+        Raises redis.RedisError and OSError.
+        """
+        ages: dict[str, float | None] = {}
+        for model, store in self._stores.items():
+            specs = [holding.spec for holding in self._mirror.of_model(model)]
+            for spec, left_s in zip(specs, await store.left_s(specs), strict=True):
+                ttl_s = self._limits.ttl_s if spec.sources else self._predicted_ttl_s
+                ages[spec.id] = None if left_s is None else max(0.0, ttl_s - left_s)
+        return ages
 
     def remove_instance(self, instance_id: str) -> None:
         """See ``PrefixIndex.remove_instance``."""
         self._mirror.remove(instance_id)
         self._tasks.end(f"ingest {instance_id}")
+        self._ingests.pop(instance_id, None)
 
     @property
     def caught_up(self) -> bool:
@@ -144,5 +160,6 @@ class RedisIndex(LocalIndex):
             self._tasks.start(f"ingest {spec.id}", ingest.run())
 
     def _report_loss(self, instance_id: str) -> None:
-        with suppress(KeyError):
-            self._ingests[instance_id].report_loss()
+        ingest = self._ingests.get(instance_id)
+        if ingest is not None:
+            ingest.report_loss()

@@ -20,6 +20,7 @@ from gateway.index.mirror import Delta
 from gateway.index.types import InstanceSpec
 
 _SCAN_COUNT = 10_000
+_RECORDS_COUNT = 1_000
 _REPLY_TIMEOUT_S = 5.0
 _T = TypeVar("_T")
 
@@ -92,9 +93,10 @@ class ModelStore:
         held, gen = await _soon(self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms]))
         return int(gen or 0) if held else None
 
-    async def release(self, spec: InstanceSpec, token: str) -> None:
-        """Give the lease up, if it is held."""
-        await _soon(self._release([self._key("lease", spec)], [token]))
+    async def release(self, spec: InstanceSpec, token: str, *, drop: bool) -> None:
+        """Give the lease up, if it is held; ``drop``: with all that is kept of the instance."""
+        keys = [self._key("lease", spec)]
+        await _soon(self._release([*keys, self._key("meta", spec), *self._all_keys(spec)] if drop else keys, [token]))
 
     async def open(self, spec: InstanceSpec, token: str) -> int | None:
         """Begin an empty generation and return it; None when the lease is lost."""
@@ -124,10 +126,11 @@ class ModelStore:
         return None if None in marks else [Mark(*map(int, mark.split(b":"))) for mark in marks]
 
     async def records(self, spec: InstanceSpec, rank: int) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
-        """Yield a rank's records, some thousand at a time."""
+        """Yield a rank's records, about a thousand at a time."""
+        key = self._key(f"records:{rank}", spec)
         cursor = 0
         while True:
-            page: Any = await _soon(self._client.hscan(self._key(f"records:{rank}", spec), cursor, count=_SCAN_COUNT))
+            page: Any = await _soon(self._client.hscan(key, cursor, count=_RECORDS_COUNT))
             cursor, members = page
             yield list(members.items())
             if not cursor:
@@ -151,6 +154,13 @@ class ModelStore:
             for spec in specs:
                 await self._state([self._key("meta", spec), *self._set_keys(spec)], client=pipeline)
             return [_read_state(fields) for fields in await _soon(pipeline.execute())]
+
+    async def left_s(self, specs: Iterable[InstanceSpec]) -> list[float | None]:
+        """Return the seconds that each instance's state will stand if nobody confirms it again; None: there is none."""
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for spec in specs:
+                pipeline.pttl(self._key("meta", spec))
+            return [left_ms / 1000 if left_ms >= 0 else None for left_ms in await _soon(pipeline.execute())]
 
     async def scan(self, spec: InstanceSpec, rank: int) -> tuple[set[int], set[int]]:
         """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""

@@ -64,8 +64,8 @@ class InstanceStats:
 class IndexStats:
     """State of the index in this process.
 
-    ``counters`` holds monotonic counts since the start, by name: frames, bad_frames, skipped_events, orphan_blocks,
-    gaps, restarts and the like (see ``gateway.index.counters``). ``redis_up`` None: this index uses no Redis.
+    ``counters`` holds counts since the start, by the names in ``gateway.index.counters``; one that is absent is 0.
+    ``redis_up`` None: this index uses no Redis.
     """
 
     instances: Mapping[str, InstanceStats]

@@ -1,50 +1,129 @@
-"""Time of one decision for a 64K-token prompt over 64 instances, hits already looked up."""
+"""Time of one decision for a 64K-token prompt (4,096 blocks) over 64 instances, on one core, hashing apart."""
 
 import random
 import statistics
 import time
+from collections.abc import Callable, Sequence
 
-from policies.route import choose_plan
+from backends.bridge.wire import LinkState
+from backends.hashing import BLOCK_TOKENS
+from backends.kv_subscriber import EventSource
+from backends.types import Capabilities, EngineLoad
+from backends.vllm import VllmEngine
+from gateway.control.learning import Learning
+from gateway.control.links import Link, Links
+from gateway.control.pools import Instance, InstanceSpec, Pools
+from gateway.control.rulebook import RuleBook
+from gateway.index.mirror import Delta, Mirror
+from gateway.index.types import Hit
+from gateway.index.types import InstanceSpec as CacheSpec
+from gateway.relay.align import Aligner
+from gateway.relay.service import ModelFacts, RelayService
+from gateway.relay.types import GenerationRequest
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timelines
 from policies.rules import Rules
-from policies.types import Facts, Hit, InstanceView, LinkView, Role, Snapshot
+from policies.types import Role
 from policies.valley import PrefillCurve
+from tests.fakes.index import KnownIndex
+from tests.gateway.relay.stage import LinkedPath
 
+MODEL = "m"
+PROMPT_TOKENS = 65_536
+BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
+OTHER_BLOCKS = 16_000
 ROLES = (Role.P,) * 24 + (Role.RLD,) * 8 + (Role.MD,) * 32
 CURVE = PrefillCurve((256, 2048, 8192, 65536), (0.05, 0.2, 0.7, 6.0))
+ROUNDS = 400
 
 
-def build_snapshot(rng: random.Random) -> Snapshot:
-    """Two P regions, each linked to two MD regions, with 64 instances under random load."""
-    instances = tuple(
-        InstanceView(
-            id=f"{role.value.lower()}-{index}",
-            role=role,
-            model="m",
-            region=f"{'b' if role is Role.MD else 'a'}{index % 2}",
-            running=rng.randrange(128),
-            kv_usage=rng.random() * 0.9,
-            max_model_len=131_072,
-            curve=CURVE if role is Role.P else None,
-        )
-        for index, role in enumerate(ROLES)
+class HashedIndex(KnownIndex):
+    """Walks a real mirror for one prompt whose blocks are named already."""
+
+    def __init__(self, mirror: Mirror, keys: Sequence[int]) -> None:
+        super().__init__()
+        self._mirror = mirror
+        self._keys = keys
+
+    def lookup(
+        self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
+    ) -> dict[str, Hit]:
+        """See ``PrefixIndex.lookup``."""
+        return self._mirror.hits(model, self._keys, len(token_ids))
+
+
+def build_index(rng: random.Random) -> HashedIndex:
+    """64 instances that hold between none and all of the prompt, among other blocks."""
+    mirror = Mirror(time.monotonic, lambda: None)
+    keys = [rng.getrandbits(64) for _ in range(BLOCKS)]
+    for number, role in enumerate(ROLES):
+        spec = CacheSpec(name_of(role, number), MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
+        mirror.admit(spec)
+        others = [rng.getrandbits(64) for _ in range(OTHER_BLOCKS)]
+        mirror.apply(spec.id, 0, Delta(device=keys[: rng.randrange(BLOCKS)] + others))
+        mirror.set_known(spec.id, True)
+    return HashedIndex(mirror, keys)
+
+
+def name_of(role: Role, number: int) -> str:
+    """Return an instance's name."""
+    return f"{role.value.lower()}-{number}"
+
+
+def build_instance(role: Role, number: int) -> Instance:
+    """An idle, healthy instance; every second one of a role stands in another region."""
+    name, region = name_of(role, number), f"{'b' if role is Role.MD else 'a'}{number % 2}"
+    curve = CURVE if role is Role.P else None
+    spec = InstanceSpec(name, role, MODEL, region, "http://127.0.0.1:1", 256, curve)
+    known = Capabilities((MODEL,), 131_072, BLOCK_TOKENS, streams_token_ids=True)
+    return Instance(spec, VllmEngine(name, spec.url), known, reachable=True)
+
+
+def build_service(rng: random.Random) -> RelayService:
+    """The gateway's own decision maker: two P regions, each linked to two MD regions."""
+    links = {(a, b): Link(a, b, LinkedPath(), "lmcache", 256, 1e9) for a in ("a0", "a1") for b in ("b0", "b1")}
+    return RelayService(
+        models={MODEL: ModelFacts(50_000, 131_072, cache_effective=True)},
+        pools=Pools([build_instance(role, number) for number, role in enumerate(ROLES)], time.monotonic),
+        links=Links(links, 60.0),
+        index=build_index(rng),
+        rulebook=RuleBook(Rules()),
+        learning=Learning(time.monotonic),
+        aligner=Aligner(),
+        timelines=Timelines(time.monotonic),
+        metrics=Metrics(),
+        rng=rng,
     )
-    links = {(a, b): LinkView(a, b, 1e9, rng.randrange(10**9), 0.03) for a in ("a0", "a1") for b in ("b0", "b1")}
-    return Snapshot(instances, links, kv_bytes_per_token=50_000)
 
 
-def run(rounds: int = 400) -> dict[str, float]:
-    """Return ``decision_us``: the median over random snapshots of one decision on one core."""
+def vary_loads(service: RelayService, rng: random.Random) -> None:
+    """Give every instance and link another load."""
+    for instance in service.pools.instances:
+        instance.load = EngineLoad(rng.randrange(128), 0, rng.random() * 0.9)
+    for source in ("a0", "a1"):
+        for dest in ("b0", "b1"):
+            link = service.links.get(source, dest)
+            assert link is not None
+            link.state = LinkState(1e9, rng.randrange(10**9), 0.03, up=True, wan_bytes_total=0)
+
+
+def run() -> dict[str, float]:
+    """Return medians over random loads: ``decision_us`` from the request to its plan, and the index walk in it."""
     rng = random.Random(7)
-    rules = Rules()
-    times_s = []
-    for _ in range(rounds):
-        snapshot = build_snapshot(rng)
-        hits = {view.id: Hit(rng.randrange(0, 65_536, 16)) for view in snapshot.instances}
-        facts = Facts("m", 65_536, hits, max_output_tokens=1024, session="s")
-        start = time.thread_time()
-        choose_plan(facts, snapshot, rules, rng)
-        times_s.append(time.thread_time() - start)
-    return {"decision_us": statistics.median(times_s) * 1e6}
+    service, rules = build_service(rng), Rules()
+    request = GenerationRequest("r", MODEL, [0] * PROMPT_TOKENS, 1024)
+    times: dict[str, list[float]] = {"decision_us": [], "decision_walk_us": []}
+
+    def note(name: str, work: Callable[[], object]) -> None:
+        start_s = time.thread_time()
+        work()
+        times[name].append((time.thread_time() - start_s) * 1e6)
+
+    for _ in range(ROUNDS):
+        vary_loads(service, rng)
+        note("decision_us", lambda: service.decide(request, rules))
+        note("decision_walk_us", lambda: service.index.lookup(MODEL, request.prompt))
+    return {name: statistics.median(values) for name, values in times.items()}
 
 
 if __name__ == "__main__":

@@ -250,6 +250,20 @@ class IndexSuite:
         await engine.publish(stored(HASHES[:1], PROMPT[:16]))
         await rig.until_tokens(16)
 
+    async def test_events_of_the_old_process_do_not_come_back(self, rig: Rig) -> None:
+        """Events of the earlier engine process that were still queued are not taken for the new one's."""
+        engine = await rig.publisher()
+        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id="one"))
+        await rig.until_tokens(0)
+        for number in range(500):
+            await engine.publish(stored([number], [number, *PROMPT[1:16]]))
+        engine.restart()
+        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id="two"))
+        await engine.wait_for_subscriber()
+        await engine.publish(stored([1], PROMPT[:16]))
+        await rig.until_tokens(16)
+        assert rig.index.stats().instances["md1"].device_blocks == 1
+
     async def test_removed_instance_is_not_looked_up(self, rig: Rig) -> None:
         """A removed instance is in no answer, whatever its engine still publishes."""
         engine = await rig.publisher()

@@ -115,9 +115,9 @@ async def test_load(engine: VllmEngine) -> None:
 
 
 def test_event_sources() -> None:
-    """Discovery names one source with its replay."""
-    found = msgspec.json.decode((RECORDINGS / "kv_event_sources.json").read_bytes(), type=list[EventSource])
-    assert len(found) == 1 and found[0].endpoint and found[0].replay_endpoint
+    """Discovery names the source of rank 0 with its replay."""
+    found = msgspec.json.decode((RECORDINGS / "kv_event_sources.json").read_bytes(), type=dict[str, EventSource])
+    assert list(found) == ["0"] and found["0"].endpoint and found["0"].replay_endpoint
 
 
 def test_event_frames() -> None:

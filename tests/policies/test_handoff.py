@@ -48,7 +48,7 @@ def test_more_than_the_threshold_is_extended() -> None:
 
 @pytest.mark.parametrize(("pending", "final"), [(0, True), (1, False)])
 def test_threshold_zero_waits_for_nothing_pending(pending: int, final: bool) -> None:
-    """Threshold 0 means that only an empty rest is final, not "always" and not "never"."""
+    """POL-04: threshold 0 means that only an empty rest is final, not "always" and not "never"."""
     step = choose_step(state(pending), HandoffRules(threshold_tokens=0, free_gap_s=0.0))
     assert isinstance(step, FinalNow) is final
 

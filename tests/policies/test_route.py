@@ -52,14 +52,14 @@ def test_a_warm_prompt_is_direct_and_says_that_the_hit_did_it() -> None:
     ("prompt", "reason"), [(255, "under_one_chunk"), (256, "short_transfer"), (1000, "short_transfer")]
 )
 def test_short_prompts_are_direct(prompt: int, reason: str) -> None:
-    """A prompt that fits the bound even without any hit goes direct, known hits or not."""
+    """SPL-44: a prompt that fits the bound even without any hit goes direct, known hits or not."""
     assert decide(facts(prompt)).plan == Direct("p1", "m1", reason, ROUTE)
     assert decide(facts(prompt, {})).plan == Direct("p1", "m1", reason, ROUTE)
 
 
 @pytest.mark.parametrize("hits", [{}, {"m1": None}, {"p1": Hit(0), "r1": Hit(0)}])
 def test_an_unknown_hit_is_not_a_low_one(hits: dict[str, Hit | None]) -> None:
-    """With MD's hit unknown a long prompt goes direct; it is neither relayed nor singular."""
+    """IDX-11: with MD's hit unknown a long prompt goes direct; it is neither relayed nor singular."""
     decision = decide(replace(COLD_LONG, hits=hits), snapshot(singular=ROOM))
     assert decision.plan == Direct("p1", "m1", "hit_unknown", ROUTE)
     assert decision.estimate is not None
@@ -137,7 +137,7 @@ def test_pipelines_restrict_the_choice() -> None:
     [(0.0, 256, "relay"), (0.0, 255, "direct"), (0.158, 256, "direct"), (0.1579, 256, "relay")],
 )
 def test_bound_edges(bound: float, prompt: int, kind: str) -> None:
-    """Bound 0 is direct only when nothing crosses; the bound itself is included."""
+    """POL-04: bound 0 is direct only when nothing crosses; the bound itself is included."""
     assert decide(facts(prompt), given=rules(direct_wan_bound_s=bound)).plan.kind == kind
 
 
@@ -186,7 +186,7 @@ def test_classic_can_be_forced() -> None:
 
 @pytest.mark.parametrize("silent", ["p1", "m1"])
 def test_engines_without_ids_are_not_joined(silent: str) -> None:
-    """Where the only P or MD does not stream ids, the answer is MD's alone; a better instance is preferred."""
+    """SPL-50: where the only P or MD does not stream ids, the answer is MD's alone; a better instance is preferred."""
     trio = [replace(view, streams_ids=view.id != silent) for view in (P1, R1, M1)]
     assert decide(facts(), snapshot(*trio)).plan == Direct("p1", "m1", "ids_missing", ROUTE, classic=True)
     others = [replace(view, id=view.id + "x") for view in (P1, M1)]
@@ -196,7 +196,7 @@ def test_engines_without_ids_are_not_joined(silent: str) -> None:
 
 
 def test_models_without_prefix_reuse_pass_through() -> None:
-    """Where engines never reuse a prefix, hits say nothing and KV cannot be handed over: MD does all."""
+    """IDX-15: where engines never reuse a prefix, hits say nothing and KV cannot be handed over: MD does all."""
     seen = snapshot(prefix_cache_effective=False)
     assert decide(COLD_LONG, seen).plan == PassThrough("m1", "prefix_cache_ineffective")
 
@@ -210,7 +210,7 @@ def test_one_region_needs_no_relay() -> None:
 
 
 def test_fingerprints_are_never_paired() -> None:
-    """P, RLD and MD always share one fingerprint, whatever the others have cached."""
+    """OPS-13: P, RLD and MD always share one fingerprint, whatever the others have cached."""
     old = [replace(view, id=view.id + "-old", fingerprint="v1") for view in (P1, R1)]
     new = [replace(view, fingerprint="v2") for view in (P1, R1, M1)]
     hits = {"p1-old": Hit(20_000), "r1-old": Hit(20_000), "m1": Hit(0)}
@@ -318,7 +318,7 @@ def test_any_plan_is_sound(case: tuple[Facts, Snapshot, Rules, random.Random]) -
 @settings(max_examples=150)
 @given(case=cases())
 def test_unknown_hits_never_count_as_low(case: tuple[Facts, Snapshot, Rules, random.Random]) -> None:
-    """With no hit known, nothing is singular, and RLD is used only where the rules force it or no MD can be fed."""
+    """IDX-11: with no hit known nothing is singular, and RLD is used only where rules force it or no MD can be fed."""
     request, seen, given_rules, rng = case
     request = replace(request, hits=dict.fromkeys(request.hits))
     try:

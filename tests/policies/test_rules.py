@@ -67,7 +67,7 @@ def test_one_field_leaves_the_others() -> None:
     ],
 )
 def test_wrong_field_is_named(given: Any, path: str) -> None:
-    """Rules with a wrong field are refused whole, with the field's path."""
+    """POL-10: rules with a wrong field are refused whole, with the field's path."""
     with pytest.raises(BadRules) as caught:
         parse_rules(given)
     assert caught.value.path == path
@@ -77,7 +77,7 @@ def test_wrong_field_is_named(given: Any, path: str) -> None:
 
 @pytest.mark.parametrize("pipeline", ["singular", "rld", "p_rld", "prefill_relay", "relay_only"])
 def test_relay_alone_cannot_be_written(pipeline: str) -> None:
-    """No pipeline that ends at RLD can be named in the rules."""
+    """POL-10: no pipeline that ends at RLD can be named in the rules."""
     with pytest.raises(BadRules) as caught:
         parse_rules({"pipelines": ["direct", pipeline]})
     assert caught.value.path == "pipelines[1]"

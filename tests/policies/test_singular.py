@@ -73,7 +73,7 @@ def test_a_long_cold_prompt_with_a_short_answer_may_be_singular() -> None:
     ],
 )
 def test_each_limit_and_its_edge(changes: dict[str, Any], reason: str | None) -> None:
-    """Each limit refuses by its own reason, and its edge is where the rules' text says."""
+    """POL-04: each limit refuses by its own reason, and its edge is where the rules' text says."""
     assert refused(**changes) == reason
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import Estimate, Hit
-from policies.wan import crossing_s, estimate_transfer, learn_rate, missing_tokens
+from policies.wan import crossing_s, estimate_transfer, learn_rate, missing_tokens, soonest_s
 from tests.policies.build import KV_BYTES, link, snapshot
 
 
@@ -21,7 +21,7 @@ from tests.policies.build import KV_BYTES, link, snapshot
     ],
 )
 def test_only_full_chunks_cross(prompt: int, reach: int, missing: int, tail: int) -> None:
-    """The store holds full chunks: hits count down to a chunk, and MD recomputes the tail it does not have."""
+    """SPL-44: the store holds full chunks: hits count down to a chunk, and MD recomputes the tail it does not have."""
     estimate = estimate_transfer(prompt, Hit(reach), link(), snapshot())
     assert (estimate.missing_tokens, estimate.tail_tokens) == (missing, tail)
     assert estimate.wan_bytes == missing * KV_BYTES
@@ -53,6 +53,13 @@ def test_unknown_hit_has_no_estimate() -> None:
 def test_nothing_to_move_waits_for_nobody() -> None:
     """Without bytes the queue does not matter."""
     assert crossing_s(0, link(queued_bytes=10**9)) == 0.0
+
+
+def test_the_soonest_link_counts() -> None:
+    """Of several links the soonest counts, in whatever order; the same region takes no time."""
+    slow, fast = link(rate_bytes_per_s=1e6), link(rate_bytes_per_s=1e7)
+    assert soonest_s(10**7, (slow, fast)) == soonest_s(10**7, (fast, slow)) == pytest.approx(1.03)
+    assert soonest_s(10**7, (slow, None)) == 0.0
 
 
 def test_a_small_transfer_passes_large_ones() -> None:

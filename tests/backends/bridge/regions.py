@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import redis.asyncio
 
-from backends.bridge.mover import Limits, Mover
+from backends.bridge.mover import Mover
 from backends.bridge.resp import Address
 from backends.bridge.transfer import Transfer
-from backends.bridge.types import ChunkId
+from backends.bridge.types import ChunkId, Limits
 from backends.valkey import EmbeddedValkey
 from backends.wan.link import WanLink
 from backends.wan.route import Route

@@ -1,11 +1,14 @@
 """Tests of the bridge's mover over a real link between two real stores."""
 
 import asyncio
+import time
+from contextlib import suppress
 
 import pytest
 
-from backends.bridge.mover import Limits, TooManyTransfers, TransferExists
-from backends.bridge.types import ChunkId
+from backends.bridge.mover import Mover, TooManyTransfers, TransferExists
+from backends.bridge.resp import Address
+from backends.bridge.types import ChunkId, Limits
 from tests.backends.bridge.chunks import CHUNK_BYTES, METADATA, chunks_of, prompt, store
 from tests.backends.bridge.regions import PATIENCE_S, QUICK, two_regions, until
 
@@ -84,6 +87,54 @@ async def test_stops_within_one_chunk() -> None:
         assert (await regions.move(other, "u")).state == "complete"
         assert regions.crossed_chunks() - before < 2.1
         assert regions.mover.schedule.held_bytes == 0
+
+
+async def test_a_rate_cap_holds() -> None:
+    """A bridge told to use less than the link has takes the time that the lower rate needs."""
+    async with two_regions(limits=Limits(rate_cap_bytes_per_s=10 * CHUNK_BYTES)) as regions:
+        chunks = chunks_of(prompt(8))
+        await store(regions.a, chunks)
+        start_s = time.monotonic()
+        assert (await regions.move(chunks)).state == "complete"
+        assert time.monotonic() - start_s >= 0.7
+
+
+async def test_stopping_one_leaves_the_others() -> None:
+    """Transfers that share a connection with a stopped one complete, at the cost of a chunk or two."""
+    async with two_regions(rate_mbit=40, limits=Limits(connections=1)) as regions:
+        chunks, other = chunks_of(prompt(30)), chunks_of(prompt(10, seed=1))
+        await store(regions.a, [*chunks, *other])
+        stopped = regions.mover.open("t", chunks, 60)
+        kept = regions.mover.open("u", other, 60)
+        await until(stopped, lambda: stopped.standing.chunks_done >= 3)
+        assert not kept.ended
+        regions.mover.close("t")
+        await until(kept, lambda: kept.ended)
+        assert kept.state == "complete"
+        assert await regions.holds(other)
+        assert regions.crossed_chunks() < stopped.standing.chunks_done + 10 + 3
+
+
+async def test_a_store_that_is_starting_is_waited_for() -> None:
+    """A server that answers but refuses commands for now is a link that is down, not a failure."""
+
+    async def loading(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readline():
+            writer.write(b"-LOADING the dataset is being read\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(loading, "127.0.0.1", 0) as server:
+        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        mover = Mover(address, address, QUICK)
+        moving = asyncio.create_task(mover.run())
+        await asyncio.sleep(0)  # let it begin
+        transfer = mover.open("t", chunks_of(prompt(1)), 0.3)
+        await until(transfer, lambda: transfer.ended)
+        assert transfer.error == "the deadline has passed"
+        assert not moving.done()
+        moving.cancel()
+        with suppress(asyncio.CancelledError):
+            await moving
 
 
 async def test_small_overtakes_large() -> None:

@@ -223,8 +223,9 @@ async def test_model_in_the_query_is_not_read(server: AppServer, generator: Scri
 
 async def test_prompt_longer_than_the_context(server: AppServer, generator: ScriptedGenerator) -> None:
     """A conversation over the context is refused before any leg, with OpenAI's code."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "word " * 5000}]}
-    assert await refused(server, "chat/completions", body) == (400, "messages", "context_length_exceeded")
+    for words in (5000, 50_000):
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "word " * words}]}
+        assert await refused(server, "chat/completions", body) == (400, "messages", "context_length_exceeded")
     assert generator.answers == []
 
 
@@ -249,6 +250,13 @@ async def test_body_too_large(server: AppServer) -> None:
         status, headers, answer = await connection.read_json()
         assert (status, headers["connection"]) == (413, "close")
         assert answer["error"]["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize("name", ["model", "messages"])
+async def test_missing_field(server: AppServer, name: str) -> None:
+    """A missing field is named."""
+    body = {key: value for key, value in CHAT.items() if key != name}
+    assert await refused(server, "chat/completions", body) == (400, name, "missing_field")
 
 
 async def test_unread_fields(server: AppServer, generator: ScriptedGenerator) -> None:

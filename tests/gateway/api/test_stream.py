@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
-from gateway.relay.types import GenerationFailed, KeepAlive, Tokens
+from gateway.relay.types import Finish, GenerationFailed, KeepAlive, Tokens
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.gates import HoldGate
@@ -174,36 +175,48 @@ async def test_tokens_out_of_order(server: AppServer, generator: ScriptedGenerat
         assert (await connection.read_json())[0] == 500
 
 
-async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGenerator, model: ServedModel) -> None:
+def bulky_steps(events: int) -> list[Step]:
+    """Return steps whose log-probabilities make some 200 KB of each event."""
+    ids = tuple(range(300, 400))
+    top = tuple((token_id, -1.0) for token_id in range(20))
+    logprobs = tuple(TokenLogprob(token_id, -0.5, top) for token_id in ids)
+    return [Tokens(at * len(ids), ids, logprobs, "MD", "m") for at in range(events)]
+
+
+BULKY = {**STREAM, "logprobs": True, "top_logprobs": 20, "return_token_ids": True}
+
+
+async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGenerator) -> None:
     """A client that never reads stops the answer after the write timeout, and its connection is cut."""
-    ids = model.encoder.encode_now("word " * 50)
-    many = [Tokens(at * len(ids), tuple(ids), None, "MD", "m") for at in range(20_000)]
-    generator.script = lambda request: many
+    steps = bulky_steps(1000)
+    generator.script = lambda request: steps
     server = AppServer(build_app(replace(state, limits=Limits(write_timeout_s=0.2))))
-    await server.start()
-    async with connect(server) as connection:
-        await connection.post(PATH, STREAM)
+    async with server, connect(server) as connection:
+        await connection.post(PATH, BULKY)
         await generator.started(1)
         await generator.all_closed()
-        assert generator.answers[0].yielded < len(many)
+        assert generator.answers[0].yielded < len(steps)
         await server.connections_left(0)
-    await server.stop()
 
 
-async def test_slow_client_gets_all(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
-    """A client that reads late gets every token, and the answer waits for it."""
-    ids = model.encoder.encode_now("word " * 50)
-    count = 3000
-    many: list[Step] = [Tokens(at * len(ids), tuple(ids), None, "MD", "m") for at in range(count)]
-    gate = HoldGate()
-    generator.script = lambda request: [*many, *say([])]
+async def test_slow_client_gets_all(server: AppServer, generator: ScriptedGenerator) -> None:
+    """An answer waits for a client that reads late, which then gets every token."""
+    events = 60
+    last = HoldGate()
+    steps = bulky_steps(events)
+    generator.script = lambda request: [*steps, last, Finish("stop", False, None, events * 100, 0)]
     async with connect(server) as connection:
-        await connection.post(PATH, STREAM)
+        await connection.post(PATH, BULKY)
         await connection.read_head()
-        gate.open()
-        events = payloads(b"".join(await connection.read_chunks()))
-        text = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e != "[DONE]")
-        assert len(text) == len("word " * 50) * count
+        await connection.read_chunk()
+        assert last.arrived == 0
+        ids: list[int] = []
+        while len(ids) < (events - 1) * 100:
+            (event,) = payloads(await connection.read_chunk())
+            ids += event["choices"][0]["token_ids"]
+        assert ids == list(range(300, 400)) * (events - 1)
+        last.open()
+        assert payloads(b"".join(await connection.read_chunks()))[-1] == "[DONE]"
 
 
 async def test_http_1_0(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:

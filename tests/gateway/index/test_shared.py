@@ -11,9 +11,12 @@ import pytest
 import redis.asyncio
 
 from backends.hashing import chain_seed, hash_blocks
+from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey
+from gateway.index.engine_blocks import Change, Mark
+from gateway.index.mirror import Delta
 from gateway.index.shared import RedisIndex
-from gateway.index.store import StoreLimits
+from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import InstanceSpec
 from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
 from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
@@ -253,3 +256,63 @@ async def test_redis_holds_hashes_only_and_nothing_for_ever(rigs: Rigs, client: 
         dumps.append(dump)
     assert sum(array("Q", block_key).tobytes() in dump for dump in dumps) >= 3
     assert len({key.split(b"{")[1].split(b"}")[0] for key in keys}) == 1
+
+
+async def test_restarts_do_not_pile_up(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+    """What was kept of an earlier engine process is dropped when the next one is announced."""
+    rig = await rigs()
+    engine = await rig.publisher()
+    for number in range(5):
+        engine.restart()
+        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id=f"boot{number}"))
+        await engine.wait_for_subscriber()
+        await engine.publish(stored(HASHES[: number + 1], PROMPT[: 16 * number + 16]))
+        await rig.until_tokens(16 * number + 16)
+    await rig.index.aclose()
+    names = {key.split(b":")[-1] async for key in client.scan_iter("*:md1@*")}
+    assert names == {b"md1@boot4"}
+
+
+async def test_zombie_cannot_write(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
+    """Who lost the lease, or works on an earlier generation, changes nothing."""
+    store = ModelStore(client, "pdd", MODEL, LIMITS)
+    spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
+    change = Change(Delta(device=[1]))
+    assert await store.hold(spec, "one") == 0
+    first = await store.open(spec, "one")
+    assert first
+    assert await store.hold(spec, "two") is None
+    assert await store.open(spec, "two") is None
+    assert not await store.publish(spec, "two", first, 0, change)
+    assert await store.publish(spec, "one", first, 0, change)
+    second = await store.open(spec, "one")
+    assert second is not None
+    assert second > first
+    assert not await store.publish(spec, "one", first, 0, change)
+    assert not await store.set_known(spec, "one", first, True)
+    await store.release(spec, "two", drop=True)
+    assert await store.hold(spec, "one") == second
+    await store.release(spec, "one", drop=True)
+    assert await store.hold(spec, "two") == 0
+    assert await store.states([spec]) == [None]
+
+
+async def test_large_changes_are_written_in_parts(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
+    """A change of more blocks than one entry holds arrives whole."""
+    limits = StoreLimits(delta_blocks=3)
+    store = ModelStore(client, "pdd", MODEL, limits)
+    spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
+    assert await store.hold(spec, "one") == 0
+    gen = await store.open(spec, "one")
+    assert gen is not None
+    await store.publish(spec, "one", gen, 0, Change(Delta(device=[90, 91, 92, 93]), dropped=[b"gone"]))
+    saved = {b"%d" % number: b"record" for number in range(8)}
+    delta = Delta(True, list(range(1, 9)), list(range(11, 19)), list(range(21, 29)))
+    await store.publish(spec, "one", gen, 0, Change(delta, saved, [b"a", b"b", b"c", b"7"], Mark(5, 6)))
+    assert await store.scan(spec, 0) == (set(range(1, 9)), set(range(11, 19)))
+    records = [record async for page in store.records(spec, 0) for record in page]
+    assert {name for name, _ in records} == saved.keys() - {b"7"}
+    assert await store.marks(spec) == [Mark(5, 6)]
+    tail = [entry async for _, entry in store.tail("0-0", 0.0, 1000)]
+    assert [entry.seq for entry in tail] == list(range(1, len(tail) + 1))
+    assert max(len(entry.delta.device) for entry in tail if entry.seq > 3) == 3

@@ -105,3 +105,10 @@ def test_special_token_after_special_token_without_spaces() -> None:
 def test_dialects(family: str, dialect: str) -> None:
     """Each family is decoded in the cheapest way that is exact for it."""
     assert FAMILIES[family].dialect == dialect
+
+
+@given(st.lists(st.integers(0, FAMILIES["end_of_word"].size - 1), min_size=100, max_size=300))
+def test_long_texts_through_the_window(ids: list[int]) -> None:
+    """The window way stays exact over texts much longer than its window."""
+    vocabulary = FAMILIES["end_of_word"]
+    assert "".join(decode_stepwise(vocabulary, ids)) == vocabulary.tokenizer.decode(ids)

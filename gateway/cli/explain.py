@@ -1,0 +1,108 @@
+"""``pdd explain``: what the gateway would do with a request, and why; nothing is sent to any engine."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gateway.app import Gateway
+from gateway.cli.observe import add_config, open_observer, prepare_file, print_json, read_file, run_to_end
+from gateway.control.learning import Learning
+from gateway.settings import load_settings
+from policies.explain import explain_decision
+from policies.singular import UNUSED_BUDGET
+from policies.types import SingularUse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    add_config(parser)
+    parser.add_argument(
+        "--request",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="JSON body of /v1/chat/completions or /v1/completions; of several choices the first is explained, "
+        "as for a gateway that has not used its singular budget",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain one request; the exit status."""
+
+    async def work() -> None:
+        body = read_file(args.request)
+        async with open_observer(load_settings(args.config)) as gateway:
+            explained = await explain(gateway, body)
+        if args.json:
+            print_json(explained)
+        else:
+            print("\n".join(describe(explained)))
+
+    return run_to_end("explain", work)
+
+
+class FreshLearning(Learning):
+    """Knows no past requests; without them the singular budget has all its room."""
+
+    def singular(self, model: str) -> SingularUse:
+        """See ``Learning.singular``."""
+        return replace(UNUSED_BUDGET, at_s=self.clock())
+
+
+async def explain(gateway: Gateway, body: bytes) -> dict[str, Any]:
+    """Decide a request as the gateway would, see ``explain_decision``. Raises ApiError and GenerationFailed."""
+    job = await prepare_file(gateway, body)
+    service = replace(gateway.service, learning=FreshLearning(gateway.pools.clock))
+    request = job.requests[0]
+    return explain_decision(service.decide(request, gateway.rulebook.of(request.tenant)))
+
+
+def describe(explained: dict[str, Any]) -> Iterator[str]:
+    """Give what ``explain`` found as lines to read."""
+    facts, estimate, plan = explained["facts"], explained["estimate"], explained["plan"]
+    yield f"request    {facts['model']}, {facts['prompt_tokens']} prompt tokens, {_answer(facts)}"
+    if facts["unsplittable"]:
+        yield f"           one engine must answer: {facts['unsplittable']}"
+    for name, hit in sorted(facts["hits"].items()):
+        yield f"cached     {name}: {_hit(hit)}"
+    asked = {one["id"] for score in explained["scores"] for one in score["candidates"]}
+    yield from (f"cached     {name}: unknown" for name in sorted(asked - facts["hits"].keys()))
+    yield f"estimate   {_estimate(estimate)}"
+    for score in explained["scores"]:
+        for one in sorted(score["candidates"], key=lambda one: -one["total"]):
+            signals = ", ".join(f"{name} {value:.2f}" for name, value in one["signals"].items())
+            mark = "->" if one["id"] == score["chosen"] else "  "
+            yield f"scores     {score['role']:3} {mark} {one['id']}: {one['total']:.3f} ({signals})"
+        for name, why in sorted(score["rejected"].items()):
+            yield f"scores     {score['role']:3}    {name}: left out, {why}"
+    path = " -> ".join(plan[role] for role in ("prefill", "relay", "main") if plan[role])
+    link = f", KV over {' -> '.join(plan['link'])}" if plan["link"] else ""
+    yield f"plan       {plan['kind']}: {path}{link}{', classic' if plan['classic'] else ''}"
+    yield f"reason     {explained['reason']}"
+
+
+def _answer(facts: dict[str, Any]) -> str:
+    limit, expected = facts["max_output_tokens"], facts["predicted_output_tokens"]
+    most = "no limit" if limit is None else f"at most {limit} answer tokens"
+    return most if expected in (None, limit) else f"{most}, {expected} expected"
+
+
+def _hit(hit: dict[str, Any] | None) -> str:
+    if hit is None:
+        return "unknown"
+    store = f", {hit['store_tokens']} in its region's store" if hit["store_tokens"] else ""
+    return f"{hit['tokens']} tokens{store}{', predicted' if hit['predicted'] else ''}"
+
+
+def _estimate(estimate: dict[str, Any] | None) -> str:
+    if estimate is None:
+        return "no link is involved"
+    if estimate["total_s"] is None:
+        return f"unknown, at worst {estimate['worst_s']:.3f} s"
+    return (
+        f"{estimate['missing_tokens']} tokens ({estimate['wan_bytes'] / 1e6:.1f} MB) must cross: "
+        f"{estimate['total_s']:.3f} s (queue {estimate['queue_s']:.3f}, transfer {estimate['transfer_s']:.3f}, "
+        f"round trip {estimate['rtt_s']:.3f}; {estimate['worst_s']:.3f} if nothing was there)"
+    )

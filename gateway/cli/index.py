@@ -1,0 +1,107 @@
+"""``pdd index``: what the prefix index knows of every instance's cache, and how fresh that is."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gateway.api.body import JsonObject, parse_object
+from gateway.api.errors import ApiError
+from gateway.app import Gateway
+from gateway.cli.observe import CannotInspect, add_config, open_observer, prepare, print_json, read_file, run_to_end
+from gateway.index.shared import RedisIndex
+from gateway.settings import load_settings
+
+WIDTH = 120
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's actions and their options."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="stats|lookup")
+    stats = actions.add_parser("stats", help="blocks known of each instance, and their age")
+    add_config(stats)
+    lookup = actions.add_parser("lookup", help="how much of a prompt each instance has cached")
+    add_config(lookup)
+    lookup.add_argument("--model", required=True, metavar="NAME", help="one of the configuration's models")
+    lookup.add_argument("--prompt", required=True, type=Path, metavar="FILE", help="a text, or a request body in JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the index; the exit status."""
+
+    async def work() -> None:
+        body = read_file(args.prompt) if args.action == "lookup" else b""
+        async with open_observer(load_settings(args.config)) as gateway:
+            found = await look_up(gateway, args.model, body) if args.action == "lookup" else await show_stats(gateway)
+        if args.json:
+            print_json(found)
+        else:
+            print_found(found)
+
+    return run_to_end(f"index {args.action}", work)
+
+
+async def show_stats(gateway: Gateway) -> dict[str, Any]:
+    """Return ``instances``: what is known of each; None where its engine cannot be asked what it is.
+
+    ``update_age_s`` says for how long nobody has confirmed that the entries are those of the engine.
+    """
+    index = gateway.index
+    found = {name: asdict(stats) for name, stats in sorted(index.stats().instances.items())}
+    if isinstance(index, RedisIndex):
+        for name, age_s in (await index.ages()).items():
+            found[name]["update_age_s"] = age_s
+    away = {instance.spec.id: None for instance in gateway.pools.instances if instance.spec.id not in found}
+    return {"instances": found | away}
+
+
+async def look_up(gateway: Gateway, model: str, body: bytes) -> dict[str, Any]:
+    """Return ``prompt_tokens`` and, by instance, the hit of a prompt and its age. Raises ApiError and CannotInspect."""
+    job = await prepare(gateway, as_request(body) | {"model": model}, len(body))
+    prompt = job.prompts[0]
+    hits = {name: hit._asdict() for name, hit in sorted(gateway.index.lookup(model, prompt).items())}
+    stats = (await show_stats(gateway))["instances"]
+    return {
+        "prompt_tokens": len(prompt),
+        "instances": {name: hit | {"update_age_s": stats[name]["update_age_s"]} for name, hit in hits.items()},
+    }
+
+
+def as_request(body: bytes) -> JsonObject:
+    """Read a request body; anything that is none is a prompt's text. Raises CannotInspect."""
+    try:
+        value = parse_object(body)
+    except ApiError:
+        value = {}
+    if "messages" in value or "prompt" in value:
+        return value
+    try:
+        return {"prompt": body.decode(), "max_tokens": 1}
+    except UnicodeDecodeError:
+        raise CannotInspect("the prompt is not UTF-8 text") from None
+
+
+def print_found(found: dict[str, Any]) -> None:
+    """Print one row for each instance."""
+    console = Console(width=WIDTH, emoji=False, markup=False)
+    if "prompt_tokens" in found:
+        console.print(f"{found['prompt_tokens']} prompt tokens", highlight=False)
+    columns = list(dict.fromkeys(key for row in found["instances"].values() if row for key in row))
+    table = Table("instance", *columns)
+    for name, row in found["instances"].items():
+        table.add_row(name, *([_cell(row[column]) for column in columns] if row else ["not reachable"]))
+    console.print(table)
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "unknown"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.1f}"
+    return str(value)

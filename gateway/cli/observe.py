@@ -1,0 +1,117 @@
+"""What the commands that look at a deployment share: its pieces, opened to read, and a request made ready."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvloop
+from redis.exceptions import RedisError
+
+from gateway.api.body import JsonObject, parse_object
+from gateway.api.chat import prepare_chat
+from gateway.api.completions import prepare_completion
+from gateway.api.errors import ApiError
+from gateway.api.job import Caller, Job
+from gateway.api.models import Models
+from gateway.app import Gateway
+from gateway.index.memory import MemoryIndex
+from gateway.index.shared import RedisIndex
+from gateway.relay.types import GenerationFailed
+from gateway.settings import BadSettings, Settings, find_redis
+
+TENANT = "default"
+LOOKS, LOOK_PAUSE_S = 250, 0.02
+"""How long the index may take until all it can know of is read: five seconds."""
+
+
+class CannotInspect(Exception):
+    """There is nothing to show; the message is for the user."""
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that all these commands have."""
+    parser.add_argument(
+        "--config", type=Path, default=Path("gateway.yaml"), metavar="FILE", help="the gateway's (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_to_end(name: str, work: Callable[[], Coroutine[None, None, None]]) -> int:
+    """Run a command's coroutine and say what went wrong; the exit status."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work())
+    except BadSettings as error:
+        print(f"pdd {name}: {error}", file=sys.stderr)
+        return 2
+    except ApiError as error:
+        print(f"pdd {name}: {f'{error.param}: ' if error.param else ''}{error.message}", file=sys.stderr)
+        return 1
+    except (CannotInspect, GenerationFailed, RedisError, OSError) as error:
+        print(f"pdd {name}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+@asynccontextmanager
+async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
+    """Open a gateway's pieces without serving: engines and bridges are asked how they are, and the index is read.
+
+    Where no Redis is named there is no shared index to read; then the engines' events are followed directly.
+    Raises BadSettings and CannotInspect.
+    """
+    redis_url = find_redis(settings)
+    if redis_url is None:
+        memory = MemoryIndex()
+        async with Gateway(settings, memory) as gateway:
+            await _settle(memory)
+            yield gateway
+        return
+    shared = RedisIndex(redis_url, follows_engines=False)
+    async with Gateway(settings, shared) as gateway:
+        await _settle(shared)
+        if not shared.caught_up:
+            raise CannotInspect("redis_url: the index could not be read from there in time")
+        yield gateway
+
+
+async def _settle(index: MemoryIndex | RedisIndex) -> None:
+    """Wait until everything is known, for a bounded time: an engine that nobody follows stays unknown."""
+    for _ in range(LOOKS):
+        known = all(instance.known for instance in index.stats().instances.values())
+        if known and (isinstance(index, MemoryIndex) or index.caught_up):
+            return
+        await asyncio.sleep(LOOK_PAUSE_S)
+
+
+def read_file(path: Path) -> bytes:
+    """Return a file's bytes. Raises CannotInspect."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise CannotInspect(f"cannot read {path}: {error.strerror}") from None
+
+
+async def prepare_file(gateway: Gateway, body: bytes) -> Job:
+    """Make a request body ready exactly as the API does. Raises ApiError."""
+    return await prepare(gateway, parse_object(body), len(body))
+
+
+async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int) -> Job:
+    """Make a parsed body ready; its fields tell which endpoint it is for. Raises ApiError and CannotInspect."""
+    models, caller = Models(gateway.served, created=0), Caller(TENANT)
+    if "messages" in value:
+        return await prepare_chat(value, size_bytes, models, caller)
+    if "prompt" in value:
+        return await prepare_completion(value, size_bytes, models, caller)
+    raise CannotInspect("the request has neither messages nor a prompt")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,0 +1,140 @@
+"""Own blocks of one rank, each after its parent, and what they count as.
+
+A block counts for no more than the block before it: where a chain is broken, what follows can serve no prompt.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+import msgspec
+
+from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
+
+ROOT = -1
+"""Stands for the key before the first block of a prompt."""
+
+
+class _Node(msgspec.Struct, gc=False):
+    """``held``: the tier that the block is in; ``level``: what it counts as, given those before it.
+
+    There may be millions, which the garbage collector must not visit: that would stall the event loop.
+    """
+
+    parent: int = ROOT
+    held: int = GONE
+    level: int = GONE
+
+
+class BlockTree:
+    """Blocks by key. Levels are GONE < LOWER < DEVICE; changes of levels are collected until ``drain``."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, _Node] = {}
+        self._children: dict[int, set[int] | int] = {}
+        self._changes: dict[int, int] = {}
+        self._cleared = False
+        self._sizes = [0, 0, 0]
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def hold(self, key: int, parent: int, held: int) -> None:
+        """Say where a block is. A block whose parent is not held counts once the parent is."""
+        node = self._nodes.get(key)
+        if node is None:
+            if held == GONE:
+                return
+            node = self._nodes[key] = _Node()
+        if node.parent != parent:
+            self._detach(key, node.parent)
+            node.parent = parent
+            self._attach(key, parent)
+        node.held = held
+        self._settle(key)
+        if held == GONE:
+            self._prune(key)
+
+    def clear(self) -> None:
+        """Forget every block."""
+        self._nodes.clear()
+        self._children.clear()
+        self._changes.clear()
+        self._cleared = True
+        self._sizes = [0, 0, 0]
+
+    def drain(self) -> Delta:
+        """Return what changed since the last call."""
+        changes, self._changes = self._changes, {}
+        clear, self._cleared = self._cleared, False
+        return _by_level(changes, clear)
+
+    def snapshot(self, most: int) -> Iterator[Delta]:
+        """Yield all that counts in parts of at most ``most`` blocks, after a delta that clears.
+
+        The tree may change between the parts; ``drain`` then has the changes.
+        """
+        yield Delta(clear=True)
+        keys = iter(list(self._nodes))
+        while part := list(islice(keys, most)):
+            nodes = ((key, self._nodes.get(key)) for key in part)
+            yield _by_level({key: node.level for key, node in nodes if node is not None and node.level}, clear=False)
+
+    def sizes(self) -> tuple[int, int]:
+        """Return how many blocks count as on device, and how many as in a slower tier only."""
+        return self._sizes[DEVICE], self._sizes[LOWER]
+
+    def _settle(self, key: int) -> None:
+        """Recompute what ``key`` counts as, then its descendants where that changed."""
+        pending = [key]
+        while pending:
+            key = pending.pop()
+            node = self._nodes[key]
+            level = min(node.held, DEVICE if node.parent == ROOT else self._nodes[node.parent].level)
+            if level == node.level:
+                continue
+            self._sizes[node.level] -= 1
+            self._sizes[level] += 1
+            node.level = level
+            self._changes[key] = level
+            match self._children.get(key):
+                case int(child):
+                    pending.append(child)
+                case set(children):
+                    pending.extend(children)
+
+    def _attach(self, key: int, parent: int) -> None:
+        """Make ``key`` a child of ``parent``; one that is gone is an empty node for as long as it has children."""
+        if parent == ROOT:
+            return
+        self._nodes.setdefault(parent, _Node())
+        match self._children.get(parent):
+            case None:
+                self._children[parent] = key  # most have one child, which needs no set
+            case int(other):
+                self._children[parent] = {other, key}
+            case set(others):
+                others.add(key)
+
+    def _detach(self, key: int, parent: int) -> None:
+        match self._children.get(parent):
+            case None:
+                return
+            case set(others):
+                others.discard(key)
+                if others:
+                    return
+        del self._children[parent]
+
+    def _prune(self, key: int) -> None:
+        """Forget ``key`` and the empty nodes above that only led to it."""
+        while (node := self._nodes.get(key)) and node.held == GONE and key not in self._children:
+            del self._nodes[key]
+            self._detach(key, node.parent)
+            key = node.parent
+
+
+def _by_level(levels: Mapping[int, int], clear: bool) -> Delta:
+    lists: dict[int, list[int]] = {DEVICE: [], LOWER: [], GONE: []}
+    for key, level in levels.items():
+        lists[level].append(key)
+    return Delta(clear, lists[DEVICE], lists[LOWER], lists[GONE])

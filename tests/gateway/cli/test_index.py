@@ -1,0 +1,79 @@
+"""``pdd index``: what is known of each cache, from events, from routing, and after the fact."""
+
+import json
+from typing import Any
+
+import pytest
+import redis.asyncio
+
+from backends.hashing import chain_seed, hash_blocks
+from gateway.cli.index import as_request
+from gateway.cli.observe import CannotInspect
+from gateway.index.store import ModelStore, StoreLimits
+from gateway.index.types import InstanceSpec
+from tests.gateway.cli.fleet import MODEL, Fleet, pdd
+from tests.gateway.index.publisher import run_publisher, stored
+from tests.valkey import run_valkey
+
+PROMPT = [index % 500 for index in range(200)]
+
+
+def test_a_prompt_is_a_text_or_a_request() -> None:
+    """A request body is taken as it is; all else is a prompt's text, JSON that is no request included."""
+    assert as_request(b'{"prompt": [1, 2]}') == {"prompt": [1, 2]}
+    assert as_request(b'{"a": 1}') == {"prompt": '{"a": 1}', "max_tokens": 1}
+    assert as_request("Grüße".encode()) == {"prompt": "Grüße", "max_tokens": 1}
+    with pytest.raises(CannotInspect, match="UTF-8"):
+        as_request(b"\xff\xfe")
+
+
+async def test_engines_are_listened_to(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without Redis the engines' replays are looked into; an engine that is away is shown as not reachable."""
+    await fleet.engines["rld1"].stop()
+    async with run_publisher() as publisher:
+        await publisher.publish(stored(range(1, 11), PROMPT[:160]), lost=True)
+        engines = fleet.settings()["engines"]
+        engines[2] |= {"kv_events": publisher.source.endpoint, "kv_replay": publisher.source.replay_endpoint}
+        config, prompt = fleet.write(engines=engines), fleet.folder / "prompt.json"
+        prompt.write_text(json.dumps({"prompt": PROMPT, "max_tokens": 1}))
+        assert await pdd("index", "lookup", "--config", config, "--model", MODEL, "--prompt", prompt, "--json") == 0
+        found = json.loads(capsys.readouterr().out)
+        assert await pdd("index", "stats", "--config", config) == 0
+    assert found["prompt_tokens"] == 200
+    assert {name: hit["tokens"] for name, hit in found["instances"].items()} == {
+        "md1": 160,
+        "p1": 0,
+        f"store:b:{MODEL}": 0,
+    }
+    rows = {cells[1]: cells[3:-1:2] for cells in map(str.split, capsys.readouterr().out.splitlines()) if len(cells) > 5}
+    assert rows["md1"][:5] == [MODEL, "yes", "no", "10", "0"]
+    assert rows["rld1"][0] == "not"
+
+
+async def share(url: str, tokens: int) -> None:
+    """Note in Redis, as a gateway does, that MD was sent a prompt."""
+    spec = InstanceSpec("md1", MODEL, 16, boot_id="1790000000.25")
+    async with redis.asyncio.Redis.from_url(url) as client:
+        store = ModelStore(client, "pdd", MODEL, StoreLimits())
+        await store.note(spec, hash_blocks(PROMPT[:tokens], chain_seed(MODEL, None, None)), 600.0)
+
+
+@pytest.mark.slow
+async def test_redis_is_read(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """What another gateway put into Redis is found, with the time since it was confirmed."""
+    text = fleet.folder / "prompt.txt"
+    text.write_text("Hello world! " * 40)
+    async with run_valkey() as url:
+        config = fleet.write(redis_url=url)
+
+        async def look(*arguments: Any) -> dict[str, Any]:
+            assert await pdd("index", *arguments, "--config", config, "--json") == 0
+            return dict(json.loads(capsys.readouterr().out)["instances"])
+
+        await share(url, 160)
+        stats = await look("stats")
+        assert (stats["md1"]["device_blocks"], stats["md1"]["predicted"]) == (10, True)
+        assert 0 <= stats["md1"]["update_age_s"] < 20
+        assert stats["p1"]["update_age_s"] is None
+        assert (await look("lookup", "--model", MODEL, "--prompt", text))["md1"]["tokens"] == 0
+        assert fleet.calls == 0

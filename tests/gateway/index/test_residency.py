@@ -1,0 +1,189 @@
+"""From engine events to what counts, against a model that keeps whole prefixes in plain sets."""
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backends.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
+from backends.kv_events import BlockHash, Cleared, EventBatch, Removed, Stored
+from gateway.index.mirror import Delta, RankBlocks
+from gateway.index.residency import Residency
+
+SEED = chain_seed("m", None, None)
+MEDIA = ("GPU", "CPU", "DISK", "TAPE")
+CHUNKS = (tuple(range(120)), tuple(range(500, 620)))
+"""Prompts are made of these, so that they share prefixes."""
+
+Prefix = tuple[int, ...]
+Step = tuple[str, Prefix, int, int, str]
+
+
+def hash_of(prefix: Prefix) -> BlockHash:
+    """Stand in for an engine's hash of a block; some engines use numbers, others bytes."""
+    name = hash(prefix)
+    return name if name % 3 else name.to_bytes(8, "big", signed=True)
+
+
+def prompt_of(choices: list[int]) -> Prefix:
+    """Make a prompt of 40-token pieces."""
+    return tuple(token for i, choice in enumerate(choices) for token in CHUNKS[choice][i * 40 : i * 40 + 40])
+
+
+@dataclass
+class Model:
+    """What an engine holds: whole prefixes, each in some tiers."""
+
+    block_size: int
+    tiers: dict[Prefix, set[str]] = field(default_factory=dict)
+
+    def store(self, prompt: Prefix, first: int, count: int, medium: str) -> Stored | None:
+        """Store blocks of a prompt, if it has them; they only count when the engine holds what is before them."""
+        size = self.block_size
+        ends = [end for end in range((first + 1) * size, (first + count) * size + 1, size) if end <= len(prompt)]
+        if not ends:
+            return None
+        parent = prompt[: first * size]
+        if not parent or parent in self.tiers:
+            for end in ends:
+                self.tiers.setdefault(prompt[:end], set()).add(medium)
+        token_ids = array("I", prompt[first * size : ends[-1]])
+        hashes = tuple(hash_of(prompt[:end]) for end in ends)
+        return Stored(hashes, hash_of(parent) if parent else None, token_ids, size, medium=medium)
+
+    def remove(self, prefix: Prefix, medium: str) -> Removed:
+        """Drop a block from a tier."""
+        self.tiers.get(prefix, set()).discard(medium)
+        if not self.tiers.get(prefix, {"kept"}):
+            del self.tiers[prefix]
+        return Removed((hash_of(prefix), -1), medium)
+
+    def walk(self, prompt: Prefix) -> tuple[int, int]:
+        """Return the prompt's tokens that are held on any tier, and on device, in whole blocks of the engine."""
+        ends = range(self.block_size, len(prompt) + 1, self.block_size)
+        held = [self.tiers.get(prompt[:end], set()) for end in ends]
+        any_tier = sum(1 for _ in takewhile(bool, held))
+        on_device = sum(1 for _ in takewhile(lambda tiers: "GPU" in tiers, held))
+        return any_tier * self.block_size, on_device * self.block_size
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=3).map(prompt_of)
+STEPS = st.lists(
+    st.tuples(st.sampled_from("SSSRRCM"), PROMPTS, st.integers(0, 9), st.integers(1, 8), st.sampled_from(MEDIA)),
+    max_size=25,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from([16, 32, 48, 8, 5, 24, 40, 1]), STEPS, st.integers(0, 25))
+def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over: int) -> None:
+    """After any events, deltas give a mirror the model's hit of every prompt, before and after a hand-over.
+
+    Where an engine's blocks are not whole own blocks the hit may be one block short, never long.
+    """
+    model, mirror = Model(block_size), RankBlocks()
+    residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
+    records: dict[bytes, bytes] = {}
+    for number, (kind, prompt, first, count, medium) in enumerate(steps):
+        event: Stored | Removed | Cleared | None
+        match kind:
+            case "S":
+                event = model.store(prompt, first, count, medium)
+            case "R":
+                event = model.remove(prompt[: (first + 1) * block_size], medium)
+            case "C":
+                model.tiers.clear()
+                event = Cleared()
+            case _:
+                for prefix in list(model.tiers):
+                    model.remove(prefix, medium)
+                event = Cleared(medium)
+        residency.apply(EventBatch(0, (event,) if event else (), 0))
+        change = residency.drain()
+        mirror.apply(change.delta)
+        if change.delta.clear:
+            records.clear()
+        records.update(change.saved)
+        for name in change.dropped:
+            records.pop(name, None)
+        if number == hand_over and residency.restorable:
+            residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
+            residency.restore(sorted(records.items()))
+            assert not len(residency.drain().delta)
+        for choices in ([0, 0, 0], [1, 1, 1], [0, 1, 0], [1, 0]):
+            wanted = prompt_of(choices)
+            found = mirror.walk(hash_blocks(wanted, SEED)[::-1])
+            for own_blocks, tokens in zip(found, model.walk(wanted), strict=True):
+                hit = own_blocks * BLOCK_TOKENS // block_size * block_size
+                assert tokens // BLOCK_TOKENS * BLOCK_TOKENS // block_size * block_size <= hit <= tokens
+    fresh = RankBlocks()
+    for part in residency.snapshot():
+        fresh.apply(part.delta)
+    assert fresh == mirror
+    assert residency.sizes() == (len(mirror.device), len(mirror.lower))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 4), st.integers(0, 2)), max_size=30))
+def test_contradictions_do_no_harm(steps: list[tuple[bool, int, int, int]]) -> None:
+    """Whatever hashes, parents and contents claim, nothing raises, and a clear leaves nothing behind."""
+    for size in (5, 16, 24):
+        residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
+        for is_stored, block_hash, parent, content in steps:
+            tokens = array("I", [content] * size * 2)
+            run = Stored((block_hash, block_hash + 1), parent or None, tokens, size)
+            event: Stored | Removed = run if is_stored else Removed((block_hash, parent))
+            residency.apply(EventBatch(0, (event,), 0))
+            residency.drain()
+        everything = Removed(tuple(range(7)))
+        residency.apply(EventBatch(0, (everything,), 0))
+        residency.drain()
+        assert not any(len(part.delta) for part in residency.snapshot())
+
+
+def test_same_hash_twice_in_an_event_is_refused() -> None:
+    """A block cannot follow itself."""
+    counters: Counter[str] = Counter()
+    residency = Residency(lambda lora, salt: SEED, counters)
+    residency.apply(EventBatch(0, (Stored((1, 1), None, array("I", range(32)), 16),), 0))
+    assert not len(residency.drain().delta)
+    assert counters["opaque_blocks"] == 2
+
+
+def test_blocks_beyond_the_limit_are_left_out() -> None:
+    """A flood of blocks is cut off; what was there before still counts."""
+    residency = Residency(lambda lora, salt: SEED, Counter(), limit=2)
+    residency.apply(EventBatch(0, (Stored((1, 2), None, array("I", range(32)), 16),), 0))
+    residency.apply(EventBatch(0, (Stored((3,), 2, array("I", range(16)), 16),), 0))
+    assert len(residency.drain().delta) == 2
+
+
+@pytest.mark.parametrize("children", [1, 2, 3])
+def test_children_come_back_with_their_parent(children: int) -> None:
+    """Blocks after a removed one count again once it is stored again, however many there are."""
+    residency, mirror = Residency(lambda lora, salt: SEED, Counter()), RankBlocks()
+    root = Stored((1,), None, array("I", range(16)), 16)
+    leaves = [Stored((10 + i,), 1, array("I", [i] * 16), 16) for i in range(children)]
+    residency.apply(EventBatch(0, (root, *leaves, Removed((1,))), 0))
+    mirror.apply(residency.drain().delta)
+    assert mirror == RankBlocks()
+    residency.apply(EventBatch(0, (Removed((10,)), root), 0))
+    mirror.apply(residency.drain().delta)
+    assert len(mirror.device) == children
+    residency.apply(EventBatch(0, tuple(Removed((10 + i,)) for i in range(children)), 0))
+    mirror.apply(residency.drain().delta)
+    assert len(mirror.device) == 1
+
+
+def test_delta_is_applied_once_or_twice() -> None:
+    """Applying a delta again changes nothing; keys move between the lists that name them."""
+    blocks = RankBlocks({1, 2, 3}, {4})
+    delta = Delta(False, [4], [2], [3])
+    for _ in range(2):
+        blocks.apply(delta)
+        assert blocks == RankBlocks({1, 4}, {2})
+    blocks.apply(Delta(True, [9]))
+    assert blocks == RankBlocks({9}, set())
