@@ -37,6 +37,7 @@ class ModelSettings(Section, frozen=True):
             description="Its name in the KV store, where that differs: LMCache takes vLLM's `--model`, not "
             "`--served-model-name`.",
         ),
+    ] = None
     tool_parser: Annotated[
         Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
     ] = None
