@@ -137,7 +137,7 @@ def test_index_knows_the_prompts() -> None:
     residency = Residency(lambda lora, salt: chain_seed("demo", lora, salt), counters)
     for frame in FRAMES:
         residency.apply(decode_batch(bytes.fromhex(frame.payload)))
-    device = set(residency.snapshot().delta.device)
+    device = {key for change in residency.snapshot() for key in change.delta.device}
     for prompt, salt in ((PROMPT, None), (SALTED, SALT)):
         whole = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
         keys = hash_blocks(prompt[:whole], chain_seed("demo", None, salt))
