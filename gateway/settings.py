@@ -31,9 +31,8 @@ class ModelSettings(Section, frozen=True):
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
     kv_bytes_per_token: Annotated[Count, Meta(description="KV of one token, all layers, in bytes.")]
     kv_name: Annotated[
-        str | None,
+        Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            min_length=1,
             description="Its name in the KV store, where that differs: LMCache takes vLLM's `--model`, not "
             "`--served-model-name`.",
         ),

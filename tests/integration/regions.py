@@ -195,14 +195,14 @@ async def open_regions(
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block; reference engines if no other kit is given."""
     plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
-    listener = bind("127.0.0.1", 0)
-    async with run_cluster(plan, lambda _: None) as cluster:
-        settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
-        async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
-            serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
-            try:
-                yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
-            finally:
-                serving.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await serving
+    with bind("127.0.0.1", 0) as listener:
+        async with run_cluster(plan, lambda _: None) as cluster:
+            settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
+            async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
+                serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
+                try:
+                    yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
+                finally:
+                    serving.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await serving
