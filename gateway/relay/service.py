@@ -79,11 +79,15 @@ class RelayService:
     def _facts(self, request: GenerationRequest, rules: Rules) -> Facts:
         found = self.index.lookup(request.model, request.prompt, request.cache_salt)
         hits: dict[str, Hit | None] = {}
+        stored_tokens: dict[str, int] = {}
         for instance in self.pools.of_model(request.model):
-            hit = found.get(instance.spec.id)
-            store = found.get(store_id(instance.spec.region, request.model))
+            spec = instance.spec
+            if spec.region not in stored_tokens:
+                store = found.get(store_id(spec.region, request.model))
+                stored_tokens[spec.region] = store.at_least_tokens if store else 0
+            hit = found.get(spec.id)
             if hit is not None and hit.tokens is not None:
-                hits[instance.spec.id] = Hit(hit.tokens, store.at_least_tokens if store else 0, hit.predicted)
+                hits[spec.id] = Hit(hit.tokens, stored_tokens[spec.region], hit.predicted)
         expected = self.learning.expected_output(
             request.model, request.tenant, request.max_tokens, request.output_hint_tokens, rules
         )
@@ -141,12 +145,14 @@ class RelayService:
 
         def decide(handoff: Handoff) -> HandoffStep:
             load = self.pools[plan.relay].view(self.pools.clock()).load if plan.relay else 0.0
+            speed = self.pools[plan.main].extend_tokens_per_s if plan.main else None
             state = HandoffState(
                 pending_tokens=handoff.pending,
                 sealed_tokens=handoff.sealed,
                 emitted_tokens=handoff.sealed + handoff.pending,
                 rounds=handoff.rounds,
                 relay_load=load,
+                extend_tokens_per_s=speed,
                 previous_pending_tokens=handoff.previous_pending,
             )
             return choose_step(state, rules.handoff)
