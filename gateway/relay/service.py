@@ -8,6 +8,7 @@ from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
 from gateway.control.pools import Pools
 from gateway.control.rulebook import RuleBook
+from gateway.control.sessions import Sessions
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.answer import Course, RelayAnswer
@@ -49,6 +50,7 @@ class RelayService:
     index: PrefixIndex
     rulebook: RuleBook
     learning: Learning
+    sessions: Sessions
     aligner: Aligner
     timelines: Timelines
     metrics: Metrics
@@ -59,6 +61,7 @@ class RelayService:
         rules = self.rulebook.of(request.tenant)
         decision = self.decide(request, rules)
         self.learning.note_decision(decision, rules)
+        self._note_session(decision)
         record = Record(self.timelines.open(request.request_id, request.model), self.metrics, decision.plan)
         cast = Cast(decision.plan, request.model, self.pools, self.rng)
         course = self._course(request, rules, decision)
@@ -68,7 +71,7 @@ class RelayService:
         """Choose the plan without starting anything. Raises GenerationFailed."""
         facts = self._facts(request, rules)
         try:
-            return choose_plan(facts, self._snapshot(request.model), rules, self.rng)
+            return choose_plan(facts, self._snapshot(request.model, facts.session), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
                 raise GenerationFailed(
@@ -99,9 +102,10 @@ class RelayService:
             predicted_output_tokens=expected,
             unsplittable=request.unsplittable,
             tenant=request.tenant,
+            session=_session_key(request),
         )
 
-    def _snapshot(self, model: str) -> Snapshot:
+    def _snapshot(self, model: str, session: str | None) -> Snapshot:
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
@@ -111,6 +115,7 @@ class RelayService:
             prefix_cache_effective=facts.cache_effective,
             alignment=self.learning.alignment(model),
             singular=self.learning.singular(model),
+            sessions={session: self.sessions.served(session)} if session else {},
             now_s=self.pools.clock(),
         )
 
@@ -183,11 +188,17 @@ class RelayService:
         plan, model = decision.plan, decision.facts.model
         if not isinstance(plan, Relay):
             return True
-        end = relay_finished_first(plan, decision.facts, made, self._snapshot(model), rules)
+        end = relay_finished_first(plan, decision.facts, made, self._snapshot(model, decision.facts.session), rules)
         if end.stop_transfer:
             self.learning.note_converted(model, rules)
             self.metrics.decisions.labels(model, "singular", end.reason).inc()
         return not end.stop_transfer
+
+    def _note_session(self, decision: Decision) -> None:
+        if decision.facts.session is not None:
+            plan = decision.plan
+            served = frozenset(id_ for id_ in (plan.prefill, plan.relay, plan.main) if id_ is not None)
+            self.sessions.note(decision.facts.session, served)
 
     def _note_held(self, request: GenerationRequest, instance_id: str, ids: Sequence[int]) -> None:
         self.index.note_routed(instance_id, request.model, ids, request.cache_salt)
@@ -197,6 +208,10 @@ class RelayService:
             self.index.note_routed(
                 store_id(link.dest, request.model), request.model, request.prompt, request.cache_salt
             )
+
+
+def _session_key(request: GenerationRequest) -> str | None:
+    return f"{request.tenant}\n{request.session}" if request.session else None
 
 
 def _route(plan: Plan) -> Route:
