@@ -70,8 +70,6 @@ def print_usage(console: Console, base_url: str, model: str) -> None:
 
 def print_explain(console: Console, config: Path, request: Path) -> None:
     """How to see what the gateway would do with a request, and what it knows."""
-    console.print(
-        "\nWhat it would do with a long new prompt, and what it knows of caches:", highlight=False
-    )
+    console.print("\nWhat it would do with a long new prompt, and what it knows of caches:", highlight=False)
     console.print(f"pdd explain --config {config} --request {request}", highlight=False, soft_wrap=True)
     console.print(f"pdd index stats --config {config}", highlight=False, soft_wrap=True)
