@@ -72,7 +72,12 @@ async def test_a_stream_has_vllms_form() -> None:
 async def test_a_whole_answer_with_logprobs(llama: Path) -> None:
     """Not streamed: text, finish reason, usage; logprobs name tokens as ids on request."""
     async with run_engine(ScriptedModel(), directory=llama) as rig:
-        fields = {"prompt": [PROMPT], "max_tokens": 2, "logprobs": 1, "return_tokens_as_token_ids": True}
+        fields: dict[str, Any] = {
+            "prompt": [PROMPT],
+            "max_tokens": 2,
+            "logprobs": 1,
+            "return_tokens_as_token_ids": True,
+        }
         answer = (await post(rig.url, **fields)).json()
     (choice,) = answer["choices"]
     assert choice["logprobs"] == {
