@@ -14,7 +14,6 @@ from policies.rules import AlignmentRules, Rules
 from policies.singular import count_converted, count_request
 from policies.types import Alignment, Decision, SingularUse
 
-MOST_TENANTS = 10_000
 TenantKey = tuple[str, str]
 """Model, tenant."""
 
@@ -51,6 +50,7 @@ class Learning:
     """Mutable holder of the policies' pure states. ``clock`` gives monotonic seconds."""
 
     clock: Callable[[], float]
+    most_tenants: int = 10_000
     _alignment: dict[str, Alignment] = field(default_factory=dict)
     _singular: dict[str, SingularUse] = field(default_factory=dict)
     _lengths: dict[TenantKey, Lengths] = field(default_factory=dict)
@@ -149,4 +149,4 @@ class Learning:
         )
 
     def _has_room(self, key: TenantKey) -> bool:
-        return key in self._lengths or max(len(self._lengths), len(self._new_lengths)) < MOST_TENANTS
+        return key in self._lengths or max(len(self._lengths), len(self._new_lengths)) < self.most_tenants

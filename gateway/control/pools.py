@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backends.base import Engine
-from backends.errors import BackendError, EngineRejected
+from backends.errors import BackendError, EngineRejected, EngineUnavailable
 from backends.types import Capabilities, EngineLoad
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
@@ -129,8 +129,13 @@ class Pools:
         instance.quarantined_until_s = 0.0
 
     def report_failure(self, instance: Instance, error: BackendError) -> None:
-        """A leg failed. Refusals of the request are not the instance's fault; repeated failures take it out a while."""
+        """A leg failed; repeated failures take the instance out for a while.
+
+        Refusals of the request are not its fault, and one that says when to come back is busy, not broken.
+        """
         if isinstance(error, EngineRejected):
+            return
+        if isinstance(error, EngineUnavailable) and error.retry_after_s is not None:
             return
         instance.failures += 1
         instance.last_error = str(error)

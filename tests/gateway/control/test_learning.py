@@ -1,30 +1,19 @@
 """What requests teach, in one process and in several."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pytest import approx
 
-from gateway.control import learning as module
 from gateway.control.learning import Learning
 from policies.output_length import length_quantile
 from policies.rules import Rules
 from policies.singular import relay_finished_first
-from policies.types import Alignment, Decision, Hit, Relay, Singular
+from policies.types import Alignment, Decision, Hit, PassThrough, Relay, Singular
+from tests.gateway.control.seams import Clock
 from tests.policies.build import MODEL, decide, facts, rules, snapshot
 
 WINDOW_S = Rules().alignment.window_s
 QUICK = rules(output_length={"min_samples": 1, "memory_samples": 100})
-
-
-class Clock:
-    """Monotonic seconds under the test's control."""
-
-    def __init__(self, now_s: float = 1000.0) -> None:
-        self.now_s = now_s
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now_s
 
 
 def warm_at_p() -> Decision:
@@ -52,6 +41,15 @@ def test_decisions_count_for_alignment_and_budget() -> None:
     assert learning.alignment("other") == Alignment()
 
 
+def test_plans_without_two_caches_say_nothing_of_alignment() -> None:
+    """A request that only MD serves counts as one of all requests, and not for alignment."""
+    learning = Learning(Clock())
+    learning.note_decision(Decision(PassThrough("m1", "no_prefill"), facts(20_000), None, ()), Rules())
+    assert learning.singular(MODEL).total == 1
+    assert learning.alignment(MODEL) == Alignment()
+    assert not learning.take_news(1).hits
+
+
 def test_lengths_are_learnt_by_model_and_tenant() -> None:
     """A tenant's expectation comes from its own answers to the same model; a hint or a limit goes before."""
     learning = Learning(Clock())
@@ -66,11 +64,11 @@ def test_lengths_are_learnt_by_model_and_tenant() -> None:
 
 def test_too_many_tenants_are_not_learnt() -> None:
     """Beyond the bound no further tenant is learnt of, whether by its answers, by questions or from others."""
-    learning = Learning(Clock())
-    for number in range(module.MOST_TENANTS):
+    learning = Learning(Clock(), most_tenants=3)
+    for number in range(3):
         learning.note_length(MODEL, str(number), 64, QUICK)
     lengths = learning.lengths(MODEL, "0")
-    learning.take_news(module.MOST_TENANTS)
+    learning.take_news(3)
     learning.note_length(MODEL, "new", 64, QUICK)
     learning.learn_lengths((MODEL, "new"), lengths)
     assert learning.expected_output(MODEL, "new", None, None, QUICK) is None
@@ -142,7 +140,8 @@ def test_hits_fade_by_the_local_clock_between_exchanges() -> None:
     assert faded.gap == approx(0.5)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4000)), min_size=1, max_size=60))
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4000)), min_size=1, max_size=30))
 def test_two_processes_expect_what_one_would(answers: list[tuple[bool, int]]) -> None:
     """Answers spread over two processes, told after each one, make the expectation that one process would have."""
     clock = Clock()
@@ -161,6 +160,7 @@ def test_two_processes_expect_what_one_would(answers: list[tuple[bool, int]]) ->
         assert length_quantile(found, 0.5) == length_quantile(expected, 0.5)
 
 
+@settings(max_examples=50)
 @given(
     arrivals=st.lists(
         st.tuples(
@@ -169,7 +169,7 @@ def test_two_processes_expect_what_one_would(answers: list[tuple[bool, int]]) ->
             st.sampled_from(["planned", "live", "restart"]),
         ),
         min_size=1,
-        max_size=300,
+        max_size=150,
     ),
     budget=st.sampled_from([0.0, 0.04, 0.25]),
 )

@@ -16,7 +16,8 @@ from gateway.control.learning import Learning
 from gateway.control.ledger import Ledger
 from policies.types import Alignment, Hit
 from tests.fakes.gates import Watch
-from tests.gateway.control.test_learning import QUICK, WINDOW_S, Clock, warm_at_p
+from tests.gateway.control.seams import Clock
+from tests.gateway.control.test_learning import QUICK, WINDOW_S, warm_at_p
 from tests.policies.build import MODEL, decide, facts
 
 pytestmark = pytest.mark.slow
