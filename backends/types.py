@@ -94,11 +94,12 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Load of an engine as its own metrics tell it; ``kv_usage`` in 0..1."""
+    """Load of an engine as its own metrics tell it; ``kv_usage`` in 0..1. ``boot_id``: see ``Capabilities``."""
 
     running: int
     waiting: int
     kv_usage: float
+    boot_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

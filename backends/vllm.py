@@ -101,8 +101,7 @@ class VllmEngine:
             metrics = (await self._get("/metrics")).decode(errors="replace")
         lengths = [model.max_model_len for model in models if model.max_model_len is not None]
         block_size = find_label(metrics, "vllm:cache_config_info", "block_size")
-        starts = read_samples(metrics, "process_start_time_seconds")
-        boot_id = str(starts[0]) if starts else None
+        boot_id = _read_boot_id(metrics)
         if boot_id != self._boot_id:
             self._boot_id, self._loses_ids = boot_id, False
         return Capabilities(
@@ -121,7 +120,7 @@ class VllmEngine:
         usage = read_samples(metrics, "vllm:kv_cache_usage_perc")
         if not (running and waiting and usage):
             raise EngineBroken("/metrics does not tell the load")
-        return EngineLoad(int(sum(running)), int(sum(waiting)), max(usage))
+        return EngineLoad(int(sum(running)), int(sum(waiting)), max(usage), _read_boot_id(metrics))
 
     async def aclose(self) -> None:
         """Close pooled connections."""
@@ -142,6 +141,11 @@ class VllmEngine:
         if response.status != 200:
             raise EngineBroken(f"{path} answered {response.status}")
         return body
+
+
+def _read_boot_id(metrics: str) -> str | None:
+    starts = read_samples(metrics, "process_start_time_seconds")
+    return str(starts[0]) if starts else None
 
 
 async def _check_stream(response: Response) -> None:

@@ -26,6 +26,7 @@ from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
 from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.control.rulebook import RuleBook
+from gateway.control.sessions import Sessions
 from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
@@ -82,6 +83,7 @@ class Gateway:
             index=self.index,
             rulebook=self.rulebook,
             learning=Learning(time.monotonic),
+            sessions=Sessions(),
             aligner=self.aligner,
             timelines=self.timelines,
             metrics=self.metrics,

@@ -145,8 +145,11 @@ class KvStore:
                 raise StoreFailed("the KV store failed")
 
     def close(self) -> None:
-        """Stop LMCache's threads."""
+        """Stop LMCache's threads, and close its event loop, which it would leave open."""
+        loop = self._engine.storage_manager.loop
         LMCacheEngineBuilder.destroy(self._instance_id)
+        if not loop.is_running():
+            loop.close()
 
     def _retrieve(
         self,

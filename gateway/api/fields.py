@@ -46,7 +46,6 @@ BOOKKEEPING_FIELDS = frozenset(
         "modalities",
         "parallel_tool_calls",
         "prediction",
-        "prompt_cache_key",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",

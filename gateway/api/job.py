@@ -95,6 +95,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
             sampling=seed_choice(sampling, index % n),
             eos_token_ids=model.eos_token_ids,
             tenant=caller.tenant,
+            session=fields.prompt_cache_key,
             unsplittable=unsplittable,
             output_hint_tokens=caller.output_hint_tokens,
         )

@@ -21,6 +21,7 @@ class GenerationFields(Struct, kw_only=True):
     """What chat and completions have in common; null means "not given"."""
 
     model: str
+    prompt_cache_key: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None

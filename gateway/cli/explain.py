@@ -11,8 +11,9 @@ from gateway.cli.observe import add_config, open_observer, prepare_file, print_j
 from gateway.control.learning import Learning
 from gateway.settings import load_settings
 from policies.explain import explain_decision
+from policies.rules import Rules
 from policies.singular import UNUSED_BUDGET
-from policies.types import SingularUse
+from policies.types import Alignment, SingularUse
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="FILE",
         help="JSON body of /v1/chat/completions or /v1/completions; of several choices the first is explained, "
-        "as for a gateway that has not used its singular budget",
+        "as for a gateway whose singular budget is unspent",
     )
 
 
@@ -43,18 +44,35 @@ def run(args: argparse.Namespace) -> int:
     return run_to_end("explain", work)
 
 
-class FreshLearning(Learning):
-    """Knows no past requests; without them the singular budget has all its room."""
+class Unspent(Learning):
+    """What ``learning`` has learnt, with all the room there is in the singular budget.
+
+    A process that has served nothing has no budget of its own; without this no request would ever be singular.
+    """
+
+    def __init__(self, learning: Learning) -> None:
+        super().__init__(learning.clock)
+        self._learning = learning
+
+    def alignment(self, model: str) -> Alignment:
+        """See ``Learning.alignment``."""
+        return self._learning.alignment(model)
 
     def singular(self, model: str) -> SingularUse:
         """See ``Learning.singular``."""
         return replace(UNUSED_BUDGET, at_s=self.clock())
 
+    def expected_output(
+        self, model: str, tenant: str, max_tokens: int | None, hint_tokens: int | None, rules: Rules
+    ) -> int | None:
+        """See ``Learning.expected_output``."""
+        return self._learning.expected_output(model, tenant, max_tokens, hint_tokens, rules)
+
 
 async def explain(gateway: Gateway, body: bytes) -> dict[str, Any]:
     """Decide a request as the gateway would, see ``explain_decision``. Raises ApiError and GenerationFailed."""
     job = await prepare_file(gateway, body)
-    service = replace(gateway.service, learning=FreshLearning(gateway.pools.clock))
+    service = replace(gateway.service, learning=Unspent(gateway.service.learning))
     request = job.requests[0]
     return explain_decision(service.decide(request, gateway.rulebook.of(request.tenant)))
 

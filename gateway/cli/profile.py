@@ -98,9 +98,10 @@ async def _profile(args: argparse.Namespace, key: str | None) -> None:
 
 
 def plan_points(lengths: Sequence[int], rates: Sequence[float], room_tokens: int) -> list[Point]:
-    """Return what to measure: prompts without a hit first, short ones first, none longer than ``room_tokens``."""
-    points = [(rate, length) for rate in sorted({0.0, *rates}) for length in sorted(set(lengths))]
-    return [(rate, length) for rate, length in points if prompt_tokens(rate, length) <= room_tokens]
+    """Return what to measure, short prompts first, none longer than ``room_tokens``; some of all have no hit."""
+    points = [(rate, length) for rate in {0.0, *rates} for length in set(lengths)]
+    fitting = [point for point in points if prompt_tokens(*point) <= room_tokens]
+    return sorted(fitting, key=lambda point: (prompt_tokens(*point), point))
 
 
 def prompt_tokens(rate: float, uncached_tokens: int) -> int:

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 
 from backends.errors import BackendError
-from backends.types import Capabilities
+from backends.types import Capabilities, EngineLoad
 from gateway.control.pools import Instance
 
 log = logging.getLogger(__name__)
@@ -39,12 +39,14 @@ class HealthWatch:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def check(self, instance: Instance) -> None:
-        """Probe an instance if it is not known to live, else read its load."""
+        """Probe an instance if it is not known to live, or if its process is another one; read its load."""
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 if not instance.reachable:
                     self._learn(instance, await instance.engine.probe())
                 instance.load = await instance.engine.load()
+                if instance.reachable and _is_another(instance.capabilities, instance.load):
+                    self._learn(instance, await instance.engine.probe())
         except (BackendError, TimeoutError) as error:
             if instance.reachable:
                 log.warning("instance %s is lost: %s", instance.spec.id, error)
@@ -54,6 +56,7 @@ class HealthWatch:
 
     def _learn(self, instance: Instance, found: Capabilities) -> None:
         if instance.spec.model not in found.models:
+            instance.reachable = False
             instance.last_error = f"serves {', '.join(found.models) or 'nothing'}, not {instance.spec.model}"
             return
         instance.capabilities = found
@@ -67,3 +70,8 @@ class HealthWatch:
         while True:
             await asyncio.sleep(self._interval_s)
             await self.check(instance)
+
+
+def _is_another(known: Capabilities | None, load: EngineLoad) -> bool:
+    """Whether an engine has restarted between two looks."""
+    return known is not None and load.boot_id is not None and load.boot_id != known.boot_id

@@ -1,15 +1,48 @@
-"""What this process learns from the requests it serves: hit rates, the singular budget's use, answer lengths."""
+"""What is learnt from the requests that are served: hit rates, the singular budget's use, answer lengths.
 
-from collections.abc import Callable
+Hit rates and lengths are those of all gateway processes once a ``Ledger`` exchanges them; what this process has seen
+counts at once. The singular budget needs no exchange: each process spends only what its own requests earn. A share that
+holds in each process holds in their sum, whatever the order of their decisions, also while Redis is away.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from policies.alignment import observe_hits
-from policies.output_length import Lengths, expected_tokens, observe_length
-from policies.rules import Rules
+from policies.alignment import fade_factor, observe_hits
+from policies.output_length import Lengths, expected_tokens, merge_lengths, observe_length
+from policies.rules import AlignmentRules, Rules
 from policies.singular import count_converted, count_request
 from policies.types import Alignment, Decision, SingularUse
 
-MOST_TENANTS = 10_000
+TenantKey = tuple[str, str]
+"""Model, tenant."""
+
+_NOTHING = Lengths()
+
+
+@dataclass(frozen=True, slots=True)
+class NewLengths:
+    """Answers that other processes do not know of; counts from before them weigh ``keep`` beside them."""
+
+    counts: Lengths = _NOTHING
+    keep: float = 1.0
+
+    def onto(self, older: Lengths) -> Lengths:
+        """Count these answers after those of ``older``."""
+        faded = Lengths(tuple(count * self.keep for count in older.counts), older.samples)
+        return merge_lengths(faded, self.counts)
+
+    def after(self, older: "NewLengths") -> "NewLengths":
+        """These and the ones before them as one."""
+        return NewLengths(self.onto(older.counts), older.keep * self.keep)
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What other processes do not know of. A key of ``lengths`` may hold none: then its tenant was only asked for."""
+
+    hits: Mapping[str, Alignment]
+    lengths: Mapping[TenantKey, NewLengths]
 
 
 @dataclass(slots=True)
@@ -17,40 +50,50 @@ class Learning:
     """Mutable holder of the policies' pure states. ``clock`` gives monotonic seconds."""
 
     clock: Callable[[], float]
+    most_tenants: int = 10_000
     _alignment: dict[str, Alignment] = field(default_factory=dict)
     _singular: dict[str, SingularUse] = field(default_factory=dict)
-    _lengths: dict[tuple[str, str], Lengths] = field(default_factory=dict)
+    _lengths: dict[TenantKey, Lengths] = field(default_factory=dict)
+    _windows_s: dict[str, float] = field(default_factory=dict)
+    _new_hits: dict[str, Alignment] = field(default_factory=dict)
+    _new_lengths: dict[TenantKey, NewLengths] = field(default_factory=dict)
 
     def alignment(self, model: str) -> Alignment:
-        """How MD's hits compare with P's."""
+        """How MD's hits compare with P's, over all processes."""
         return self._alignment.get(model, Alignment())
 
+    def alignment_window_s(self, model: str) -> float:
+        """Time constant with which a model's hits fade."""
+        return self._windows_s.get(model, AlignmentRules().window_s)
+
     def singular(self, model: str) -> SingularUse:
-        """How much of the singular budget is used."""
+        """How much this process has used of its share of the singular budget."""
         return self._singular.get(model, SingularUse())
+
+    def lengths(self, model: str, tenant: str) -> Lengths:
+        """How long a tenant's answers were, over all processes."""
+        return self._lengths.get((model, tenant), _NOTHING)
 
     def expected_output(
         self, model: str, tenant: str, max_tokens: int | None, hint_tokens: int | None, rules: Rules
     ) -> int | None:
         """Length to expect of an answer, in tokens; None: no idea."""
-        lengths = self._lengths.get((model, tenant), Lengths())
-        return expected_tokens(lengths, max_tokens, hint_tokens, rules.output_length)
+        key = (model, tenant)
+        if self._has_room(key):
+            self._new_lengths.setdefault(key, NewLengths())
+        return expected_tokens(self.lengths(model, tenant), max_tokens, hint_tokens, rules.output_length)
 
     def note_decision(self, decision: Decision, rules: Rules) -> None:
         """Count a decided request."""
         facts, plan, now_s = decision.facts, decision.plan, self.clock()
-        self._singular[facts.model] = count_request(
-            self.singular(facts.model), plan.kind == "singular", now_s, rules.singular
-        )
-        if plan.prefill is not None and plan.main is not None:
-            self._alignment[facts.model] = observe_hits(
-                self.alignment(facts.model),
-                facts.prompt_tokens,
-                facts.hits.get(plan.prefill),
-                facts.hits.get(plan.main),
-                now_s,
-                rules.alignment,
-            )
+        model = facts.model
+        self._singular[model] = count_request(self.singular(model), plan.kind == "singular", now_s, rules.singular)
+        if plan.prefill is None or plan.main is None:
+            return
+        self._windows_s[model] = rules.alignment.window_s
+        hits = (facts.prompt_tokens, facts.hits.get(plan.prefill), facts.hits.get(plan.main), now_s, rules.alignment)
+        for seen in (self._alignment, self._new_hits):
+            seen[model] = observe_hits(seen.get(model, Alignment()), *hits)
 
     def note_converted(self, model: str, rules: Rules) -> None:
         """A relayed request became singular: RLD was first, and the transfer was stopped."""
@@ -59,5 +102,51 @@ class Learning:
     def note_length(self, model: str, tenant: str, tokens: int, rules: Rules) -> None:
         """Count a finished answer; new tenants beyond the bound are not learnt of."""
         key = (model, tenant)
-        if key in self._lengths or len(self._lengths) < MOST_TENANTS:
-            self._lengths[key] = observe_length(self._lengths.get(key, Lengths()), tokens, rules.output_length)
+        if not self._has_room(key):
+            return
+        limits = rules.output_length
+        self._lengths[key] = observe_length(self.lengths(model, tenant), tokens, limits)
+        one = NewLengths(observe_length(_NOTHING, tokens, limits), 1 - 1 / limits.memory_samples)
+        self._new_lengths[key] = one.after(self._new_lengths.get(key, NewLengths()))
+
+    def take_news(self, most_tenants: int) -> News:
+        """Hand out what is to be shared; of the tenants, those that have waited longest."""
+        keys = list(self._new_lengths)[:most_tenants]
+        news = News(self._new_hits, {key: self._new_lengths.pop(key) for key in keys})
+        self._new_hits = {}
+        return news
+
+    def put_back(self, news: News) -> None:
+        """Take news back that could not be shared."""
+        for model, hits in news.hits.items():
+            self._new_hits[model] = self._add_hits(model, hits, self._new_hits.get(model, Alignment()))
+        newer = self._new_lengths
+        older = {key: newer.pop(key, NewLengths()).after(lengths) for key, lengths in news.lengths.items()}
+        self._new_lengths = older | newer
+
+    def learn_hits(self, model: str, seen: Alignment) -> None:
+        """Take over what all processes have seen, the news handed out last included."""
+        self._alignment[model] = self._add_hits(model, seen, self._new_hits.get(model, Alignment()))
+
+    def learn_lengths(self, key: TenantKey, lengths: Lengths) -> None:
+        """Take over what all processes have seen, the news handed out last included."""
+        if lengths.samples and self._has_room(key):
+            self._lengths[key] = self._new_lengths.get(key, NewLengths()).onto(lengths)
+
+    def faded_hits(self, model: str, seen: Alignment) -> Alignment:
+        """Bring hits of a model to the present."""
+        now_s = self.clock()
+        keep = fade_factor(seen.at_s, now_s, self.alignment_window_s(model))
+        return Alignment(seen.prompt_tokens * keep, seen.prefill_hit_tokens * keep, seen.main_hit_tokens * keep, now_s)
+
+    def _add_hits(self, model: str, one: Alignment, other: Alignment) -> Alignment:
+        one, other = self.faded_hits(model, one), self.faded_hits(model, other)
+        return Alignment(
+            one.prompt_tokens + other.prompt_tokens,
+            one.prefill_hit_tokens + other.prefill_hit_tokens,
+            one.main_hit_tokens + other.main_hit_tokens,
+            one.at_s,
+        )
+
+    def _has_room(self, key: TenantKey) -> bool:
+        return key in self._lengths or max(len(self._lengths), len(self._new_lengths)) < self.most_tenants

@@ -46,12 +46,12 @@ class Link:
 
 
 class Links:
-    """All links, kept fresh by one task."""
+    """All links, kept fresh by one task each: a bridge that hangs holds up no other."""
 
     def __init__(self, links: Mapping[tuple[str, str], Link], interval_s: float) -> None:
         self._links = links
         self._interval_s = interval_s
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     def get(self, source: str, dest: str) -> Link | None:
         """The link between two regions, if there is one."""
@@ -73,7 +73,7 @@ class Links:
     async def start(self) -> None:
         """Ask every bridge once, then go on in the background."""
         await self.refresh()
-        self._task = asyncio.create_task(self._watch())
+        self._tasks = [asyncio.create_task(self._watch(link)) for link in self._links.values()]
 
     async def refresh(self) -> None:
         """Ask every bridge now."""
@@ -81,9 +81,9 @@ class Links:
 
     async def aclose(self) -> None:
         """Stop asking, and let the paths go."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for link in self._links.values():
             await link.path.aclose()
 
@@ -93,14 +93,15 @@ class Links:
                 state = await link.path.link()
         except (BackendError, TimeoutError) as error:
             if link.state is not None:
-                log.warning("the bridge of %s->%s is lost: %s", link.source, link.dest, error)
+                reason = str(error) or "no answer in time"
+                log.warning("the bridge of %s->%s is lost: %s", link.source, link.dest, reason)
             link.state = None
             return
         if link.state is None:
             log.info("the bridge of %s->%s answers", link.source, link.dest)
         link.state = state
 
-    async def _watch(self) -> None:
+    async def _watch(self, link: Link) -> None:
         while True:
             await asyncio.sleep(self._interval_s)
-            await self.refresh()
+            await self._ask(link)

@@ -5,11 +5,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from backends.base import Engine
-from backends.errors import BackendError, EngineRejected
+from backends.errors import BackendError, EngineRejected, EngineUnavailable
 from backends.types import Capabilities, EngineLoad
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
 
+NEWEST_SHARE = 0.2
+"""Weight of the newest measurement in what was learnt of an instance."""
 QUARANTINE_FIRST_S = 0.5
 QUARANTINE_MOST_S = 15.0
 FAILURES_TO_QUARANTINE = 2
@@ -42,6 +44,10 @@ class Instance:
     draining: bool = False
     failures: int = 0
     quarantined_until_s: float = 0.0
+    extend_tokens_per_s: float | None = None
+    itl_s: float | None = None
+    _seen: tuple[object, ...] = ()
+    _view: InstanceView | None = None
 
     @contextmanager
     def occupied(self) -> Iterator[None]:
@@ -52,12 +58,28 @@ class Instance:
         finally:
             self.in_flight -= 1
 
+    def note_extend(self, tokens: int, took_s: float) -> None:
+        """Learn how fast it recomputes tokens in an extend, the way there and back included."""
+        if tokens > 0 and took_s > 0:
+            self.extend_tokens_per_s = _blend(self.extend_tokens_per_s, tokens / took_s)
+
+    def note_decode(self, tokens: int, took_s: float) -> None:
+        """Learn the time between two tokens from a leg's first token to its last."""
+        if tokens > 1 and took_s > 0:
+            self.itl_s = _blend(self.itl_s, took_s / (tokens - 1))
+
     def usable(self, now_s: float) -> bool:
         """Whether new legs may go to it."""
         return self.reachable and not self.draining and now_s >= self.quarantined_until_s
 
     def view(self, now_s: float) -> InstanceView:
-        """The immutable picture that policies see."""
+        """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
+        seen = (self.usable(now_s), self.draining, self.in_flight, self.load, self.capabilities, self.itl_s)
+        if self._view is None or self._seen != seen:
+            self._seen, self._view = seen, self._make_view(now_s)
+        return self._view
+
+    def _make_view(self, now_s: float) -> InstanceView:
         load = self.load or EngineLoad(0, 0, 0.0)
         capabilities = self.capabilities
         return InstanceView(
@@ -73,6 +95,7 @@ class Instance:
             max_running=self.spec.max_running,
             max_model_len=capabilities.max_model_len if capabilities else None,
             block_size_tokens=capabilities.block_size_tokens if capabilities else None,
+            itl_s=self.itl_s,
             curve=self.spec.curve,
         )
 
@@ -106,11 +129,20 @@ class Pools:
         instance.quarantined_until_s = 0.0
 
     def report_failure(self, instance: Instance, error: BackendError) -> None:
-        """A leg failed. Refusals of the request are not the instance's fault; repeated failures take it out a while."""
+        """A leg failed; repeated failures take the instance out for a while.
+
+        Refusals of the request are not its fault, and one that says when to come back is busy, not broken.
+        """
         if isinstance(error, EngineRejected):
+            return
+        if isinstance(error, EngineUnavailable) and error.retry_after_s is not None:
             return
         instance.failures += 1
         instance.last_error = str(error)
         if instance.failures >= FAILURES_TO_QUARANTINE:
             wait_s = QUARANTINE_FIRST_S * 2 ** (instance.failures - FAILURES_TO_QUARANTINE)
             instance.quarantined_until_s = self.clock() + min(wait_s, QUARANTINE_MOST_S)
+
+
+def _blend(known: float | None, seen: float) -> float:
+    return seen if known is None else known + NEWEST_SHARE * (seen - known)

@@ -17,6 +17,8 @@ from gateway.index.store import ModelStore
 from gateway.index.tasks import TaskSet
 from gateway.index.types import InstanceSpec
 
+_MEND_PAUSE_S = (30.0, 3600.0)
+
 
 class RedisSink:
     """Writes an instance's changes to Redis.
@@ -71,6 +73,9 @@ class LeasedIngest:
         self._spec = spec
         self._store = store
         self._counters = counters
+        self._now = now
+        self._mend_at = now()
+        self._mend_pause_s = _MEND_PAUSE_S[0]
         self._renew_s = lease_s / 3
         self._token = uuid4().hex
         self._lost = False
@@ -151,13 +156,22 @@ class LeasedIngest:
             gen = await self._store.hold(self._spec, self._token)
             if gen is None:
                 return False
-            if self._sink.broken or self._lost or gen != self._sink.gen:
+            if self._sink.broken or gen != self._sink.gen or self._may_mend():
                 self._counters["republished"] += 1
                 if not await self._open():
                     return False
                 await ingester.republish()
         except (RedisError, OSError):
             self._sink.broken = True
+        return True
+
+    def _may_mend(self) -> bool:
+        """Whether to write lost blocks again now. Ever more rarely, as a Redis that is too small loses them again."""
+        now = self._now()
+        if not self._lost or now < self._mend_at:
+            return False
+        self._mend_at = now + self._mend_pause_s
+        self._mend_pause_s = min(2 * self._mend_pause_s, _MEND_PAUSE_S[1])
         return True
 
     async def _open(self) -> bool:

@@ -21,14 +21,17 @@ from gateway.index.types import InstanceSpec
 
 _SCAN_COUNT = 10_000
 _RECORDS_COUNT = 1_000
-_REPLY_TIMEOUT_S = 5.0
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """Bounds of what is kept. ``delta_blocks``: most block keys in one entry of the stream."""
+    """Bounds of what is kept, and of the wait for a reply (``reply_s``).
 
+    ``delta_blocks``: most block keys in one entry of the stream.
+    """
+
+    reply_s: float = 5.0
     lease_s: float = 3.0
     ttl_s: float = 600.0
     stream_entries: int = 2_000
@@ -69,7 +72,7 @@ def name_of(spec: InstanceSpec) -> str:
 
 
 class ModelStore:
-    """Redis keys and steps of one model. Methods raise redis.RedisError and OSError, each within a few seconds."""
+    """Redis keys and steps of one model. Methods raise redis.RedisError and OSError."""
 
     def __init__(self, client: "redis.asyncio.Redis", prefix: str, model: str, limits: StoreLimits) -> None:
         # A digest as the tag: model names may hold braces, which would move keys to other slots of a cluster.
@@ -90,18 +93,20 @@ class ModelStore:
     async def hold(self, spec: InstanceSpec, token: str) -> int | None:
         """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
-        held, gen = await _soon(self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms]))
+        held, gen = await self._soon(self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms]))
         return int(gen or 0) if held else None
 
     async def release(self, spec: InstanceSpec, token: str, *, drop: bool) -> None:
         """Give the lease up, if it is held; ``drop``: with all that is kept of the instance."""
         keys = [self._key("lease", spec)]
-        await _soon(self._release([*keys, self._key("meta", spec), *self._all_keys(spec)] if drop else keys, [token]))
+        await self._soon(
+            self._release([*keys, self._key("meta", spec), *self._all_keys(spec)] if drop else keys, [token])
+        )
 
     async def open(self, spec: InstanceSpec, token: str) -> int | None:
         """Begin an empty generation and return it; None when the lease is lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
-        gen = await _soon(self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries]))
+        gen = await self._soon(self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries]))
         return int(gen) if gen else None
 
     async def publish(self, spec: InstanceSpec, token: str, gen: int, rank: int, change: Change) -> bool:
@@ -115,14 +120,14 @@ class ModelStore:
             arguments += [_pack(delta.device), _pack(delta.lower), _pack(delta.gone)]
             arguments += [self._ttl_ms, self._limits.stream_entries, _pack_mark(part.mark), len(part.saved)]
             arguments += [*chain.from_iterable(part.saved.items()), *part.dropped]
-            if not await _soon(self._publish(keys, arguments)):
+            if not await self._soon(self._publish(keys, arguments)):
                 return False
         return True
 
     async def marks(self, spec: InstanceSpec) -> list[Mark] | None:
         """Return each rank's last message; None when a process cannot go on from the records."""
         names = [f"mark:{rank}" for rank in range(spec.dp_size)]
-        marks: Any = await _soon(self._client.hmget(self._key("meta", spec), names))
+        marks: Any = await self._soon(self._client.hmget(self._key("meta", spec), names))
         return None if None in marks else [Mark(*map(int, mark.split(b":"))) for mark in marks]
 
     async def records(self, spec: InstanceSpec, rank: int) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
@@ -130,7 +135,7 @@ class ModelStore:
         key = self._key(f"records:{rank}", spec)
         cursor = 0
         while True:
-            page: Any = await _soon(self._client.hscan(key, cursor, count=_RECORDS_COUNT))
+            page: Any = await self._soon(self._client.hscan(key, cursor, count=_RECORDS_COUNT))
             cursor, members = page
             yield list(members.items())
             if not cursor:
@@ -140,27 +145,27 @@ class ModelStore:
         """Say whether the blocks are all that the instance holds; False when lease or generation are lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas]
         arguments: list[int | str] = [token, gen, name_of(spec), int(known), self._limits.stream_entries]
-        return bool(await _soon(self._set_known(keys, arguments)))
+        return bool(await self._soon(self._set_known(keys, arguments)))
 
     async def note(self, spec: InstanceSpec, block_keys: Sequence[int], ttl_s: float) -> None:
         """Add predicted blocks of an instance."""
         keys = [self._key("meta", spec), self._key("notes", spec), self._deltas]
         limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
-        await _soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits]))
+        await self._soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits]))
 
     async def states(self, specs: Iterable[InstanceSpec]) -> list[State | None]:
         """Return where instances stand, each as of one moment; None where nothing is."""
         async with self._client.pipeline(transaction=False) as pipeline:
             for spec in specs:
                 await self._state([self._key("meta", spec), *self._set_keys(spec)], client=pipeline)
-            return [_read_state(fields) for fields in await _soon(pipeline.execute())]
+            return [_read_state(fields) for fields in await self._soon(pipeline.execute())]
 
     async def left_s(self, specs: Iterable[InstanceSpec]) -> list[float | None]:
         """Return the seconds that each instance's state will stand if nobody confirms it again; None: there is none."""
         async with self._client.pipeline(transaction=False) as pipeline:
             for spec in specs:
                 pipeline.pttl(self._key("meta", spec))
-            return [left_ms / 1000 if left_ms >= 0 else None for left_ms in await _soon(pipeline.execute())]
+            return [left_ms / 1000 if left_ms >= 0 else None for left_ms in await self._soon(pipeline.execute())]
 
     async def scan(self, spec: InstanceSpec, rank: int) -> tuple[set[int], set[int]]:
         """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""
@@ -169,12 +174,12 @@ class ModelStore:
 
     async def notes(self, spec: InstanceSpec) -> Mapping[float, Sequence[int]]:
         """Return an instance's predicted blocks by the seconds that they have left."""
-        seconds, micros = await _soon(self._client.time())
+        seconds, micros = await self._soon(self._client.time())
         now_ms = seconds * 1000 + micros // 1000
         by_left: dict[float, list[bytes]] = {}
         cursor = 0
         while True:
-            page: Any = await _soon(self._client.zscan(self._key("notes", spec), cursor, count=_SCAN_COUNT))
+            page: Any = await self._soon(self._client.zscan(self._key("notes", spec), cursor, count=_SCAN_COUNT))
             cursor, members = page
             for key, score in members:
                 by_left.setdefault((score - now_ms) / 1000, []).append(key)
@@ -183,16 +188,24 @@ class ModelStore:
 
     async def last_entry(self) -> str:
         """Return the id of the stream's newest entry."""
-        newest: Any = await _soon(self._client.xrevrange(self._deltas, count=1))
+        newest: Any = await self._soon(self._client.xrevrange(self._deltas, count=1))
         return newest[0][0].decode() if newest else "0-0"
 
     async def tail(self, after: str, block_s: float, count: int) -> AsyncGenerator[tuple[str, Entry], None]:
         """Yield entries that follow ``after``, with their ids; waits up to ``block_s`` for the first one."""
         block_ms = max(1, int(block_s * 1000)) if block_s else None
-        streams: Any = await _soon(self._client.xread({self._deltas: after}, count=count, block=block_ms))
+        streams: Any = await self._soon(self._client.xread({self._deltas: after}, count=count, block=block_ms))
         for _, entries in streams or ():
             for entry_id, fields in entries:
                 yield entry_id.decode(), _read_entry(fields)
+
+    async def _soon(self, reply: Awaitable[_T]) -> _T:
+        """Wait for a reply, but not for ever: a half-open connection never answers.
+
+        The client's own socket timeout is not used: below Python 3.12 it can swallow a cancellation.
+        """
+        async with asyncio.timeout(self._limits.reply_s):
+            return await reply
 
     def _key(self, kind: str, spec: InstanceSpec) -> str:
         return f"{self._base}:{kind}:{name_of(spec)}"
@@ -210,20 +223,11 @@ class ModelStore:
         blocks: set[int] = set()
         cursor = 0
         while True:
-            page: Any = await _soon(self._client.sscan(key, cursor, count=_SCAN_COUNT))
+            page: Any = await self._soon(self._client.sscan(key, cursor, count=_SCAN_COUNT))
             cursor, members = page
             blocks.update(_unpack(b"".join(members)))
             if not cursor:
                 return blocks
-
-
-async def _soon(reply: Awaitable[_T]) -> _T:
-    """Wait for a reply, but not for ever: a half-open connection never answers.
-
-    The client's own socket timeout is not used: below Python 3.12 it can swallow a cancellation.
-    """
-    async with asyncio.timeout(_REPLY_TIMEOUT_S):
-        return await reply
 
 
 def _pack(block_keys: Sequence[int]) -> bytes:

@@ -15,6 +15,7 @@ from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.cast import Cast
 from gateway.relay.legs import ROLE_OF, build_leg
 from gateway.relay.mailbox import Mailbox
+from gateway.relay.pace import Pace
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import (
     Action,
@@ -279,22 +280,27 @@ class RelayAnswer:
             self._mailbox.post(LegEnded(start.leg))
 
     async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
-        async with aclosing(instance.engine.generate(request)) as stream:
-            heard = False
-            async for chunk in stream:
-                if chunk.usage is not None and start.kind is LegKind.PREFILL:
-                    self._prefill_usage = chunk.usage
-                if chunk.usage is not None:
-                    self._record.leg_usage(start, chunk.usage)
-                finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
-                if not heard and chunk.token_ids:
-                    heard = True
-                    self._pools.report_success(instance)
-                    self._course.note_held(instance.spec.id, request.prompt)
-                if finish and start.leg in self._legs and start.kind is not LegKind.PREFILL:
-                    self._legs[start.leg].said_last = True
-                if chunk.token_ids or finish:
-                    await self._mailbox.put(LegTokens(start.leg, chunk.token_ids, chunk.logprobs, finish))
+        pace = Pace(self._pools.clock())
+        try:
+            async with aclosing(instance.engine.generate(request)) as stream:
+                async for chunk in stream:
+                    if chunk.usage is not None:
+                        self._note_usage(start, chunk.usage)
+                    if chunk.token_ids and pace.note(len(chunk.token_ids), self._pools.clock()):
+                        self._pools.report_success(instance)
+                        self._course.note_held(instance.spec.id, request.prompt)
+                    finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
+                    if finish and start.leg in self._legs and start.kind is not LegKind.PREFILL:
+                        self._legs[start.leg].said_last = True
+                    if chunk.token_ids or finish:
+                        await self._mailbox.put(LegTokens(start.leg, chunk.token_ids, chunk.logprobs, finish))
+        finally:
+            pace.teach(instance, start.kind, start.base - self._splice.sealed)
+
+    def _note_usage(self, start: StartLeg, usage: LegUsage) -> None:
+        self._record.leg_usage(start, usage)
+        if start.kind is LegKind.PREFILL:
+            self._prefill_usage = usage
 
     # The KV
 

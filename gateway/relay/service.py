@@ -8,6 +8,7 @@ from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
 from gateway.control.pools import Pools
 from gateway.control.rulebook import RuleBook
+from gateway.control.sessions import Sessions
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.answer import Course, RelayAnswer
@@ -51,6 +52,7 @@ class RelayService:
     index: PrefixIndex
     rulebook: RuleBook
     learning: Learning
+    sessions: Sessions
     aligner: Aligner
     timelines: Timelines
     metrics: Metrics
@@ -61,6 +63,7 @@ class RelayService:
         rules = self.rulebook.of(request.tenant)
         decision = self.decide(request, rules)
         self.learning.note_decision(decision, rules)
+        self._note_session(decision)
         record = Record(self.timelines.open(request.request_id, request.model), self.metrics, decision.plan)
         cast = Cast(decision.plan, request.model, self.pools, self.rng)
         course = self._course(request, rules, decision)
@@ -70,7 +73,7 @@ class RelayService:
         """Choose the plan without starting anything. Raises GenerationFailed."""
         facts = self._facts(request, rules)
         try:
-            return choose_plan(facts, self._snapshot(request.model), rules, self.rng)
+            return choose_plan(facts, self._snapshot(request.model, facts.session), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
                 raise GenerationFailed(
@@ -81,11 +84,15 @@ class RelayService:
     def _facts(self, request: GenerationRequest, rules: Rules) -> Facts:
         found = self.index.lookup(request.model, request.prompt, request.cache_salt)
         hits: dict[str, Hit | None] = {}
+        stored_tokens: dict[str, int] = {}
         for instance in self.pools.of_model(request.model):
-            hit = found.get(instance.spec.id)
-            store = found.get(store_id(instance.spec.region, request.model))
+            spec = instance.spec
+            if spec.region not in stored_tokens:
+                store = found.get(store_id(spec.region, request.model))
+                stored_tokens[spec.region] = store.at_least_tokens if store else 0
+            hit = found.get(spec.id)
             if hit is not None and hit.tokens is not None:
-                hits[instance.spec.id] = Hit(hit.tokens, store.at_least_tokens if store else 0, hit.predicted)
+                hits[spec.id] = Hit(hit.tokens, stored_tokens[spec.region], hit.predicted)
         expected = self.learning.expected_output(
             request.model, request.tenant, request.max_tokens, request.output_hint_tokens, rules
         )
@@ -97,9 +104,10 @@ class RelayService:
             predicted_output_tokens=expected,
             unsplittable=request.unsplittable,
             tenant=request.tenant,
+            session=_session_key(request),
         )
 
-    def _snapshot(self, model: str) -> Snapshot:
+    def _snapshot(self, model: str, session: str | None) -> Snapshot:
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
@@ -109,6 +117,7 @@ class RelayService:
             prefix_cache_effective=facts.cache_effective,
             alignment=self.learning.alignment(model),
             singular=self.learning.singular(model),
+            sessions={session: self.sessions.served(session)} if session else {},
             now_s=self.pools.clock(),
         )
 
@@ -143,12 +152,14 @@ class RelayService:
 
         def decide(handoff: Handoff) -> HandoffStep:
             load = self.pools[plan.relay].view(self.pools.clock()).load if plan.relay else 0.0
+            speed = self.pools[plan.main].extend_tokens_per_s if plan.main else None
             state = HandoffState(
                 pending_tokens=handoff.pending,
                 sealed_tokens=handoff.sealed,
                 emitted_tokens=handoff.sealed + handoff.pending,
                 rounds=handoff.rounds,
                 relay_load=load,
+                extend_tokens_per_s=speed,
                 previous_pending_tokens=handoff.previous_pending,
             )
             return choose_step(state, rules.handoff)
@@ -179,11 +190,17 @@ class RelayService:
         plan, model = decision.plan, decision.facts.model
         if not isinstance(plan, Relay):
             return True
-        end = relay_finished_first(plan, decision.facts, made, self._snapshot(model), rules)
+        end = relay_finished_first(plan, decision.facts, made, self._snapshot(model, decision.facts.session), rules)
         if end.stop_transfer:
             self.learning.note_converted(model, rules)
             self.metrics.decisions.labels(model, "singular", end.reason).inc()
         return not end.stop_transfer
+
+    def _note_session(self, decision: Decision) -> None:
+        if decision.facts.session is not None:
+            plan = decision.plan
+            served = frozenset(id_ for id_ in (plan.prefill, plan.relay, plan.main) if id_ is not None)
+            self.sessions.note(decision.facts.session, served)
 
     def _note_held(self, request: GenerationRequest, instance_id: str, ids: Sequence[int]) -> None:
         self.index.note_routed(instance_id, request.model, ids, request.cache_salt)
@@ -193,6 +210,10 @@ class RelayService:
             self.index.note_routed(
                 store_id(link.dest, request.model), request.model, request.prompt, request.cache_salt
             )
+
+
+def _session_key(request: GenerationRequest) -> str | None:
+    return f"{request.tenant}\n{request.session}" if request.session else None
 
 
 def _route(plan: Plan) -> Route:

@@ -15,6 +15,7 @@ class GenerationRequest:
 
     ``max_tokens`` None: the client set no limit (the context limit applies). ``unsplittable`` holds the reason code of
     ``policies.eligibility`` when the answer must come from one engine. ``output_hint_tokens``: the client's own guess.
+    ``session``: the client's name for the conversation.
     """
 
     request_id: str
@@ -29,6 +30,7 @@ class GenerationRequest:
     priority: int | None = None
     unsplittable: str | None = None
     output_hint_tokens: int | None = None
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

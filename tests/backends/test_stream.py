@@ -237,11 +237,16 @@ def generate(engine: VllmEngine, tokens: int = 50) -> Any:
     return engine.generate(LegRequest("r", "demo", (5, 6, 7), tokens))
 
 
+async def count_descriptors() -> int:
+    """Open files and sockets of this process."""
+    return len(await asyncio.to_thread(os.listdir, "/proc/self/fd"))
+
+
 async def test_aborts_leave_nothing_behind() -> None:
     """After many aborts in every phase no task, socket or connection is left, and the next leg is well."""
     fake = FakeEngine()
     gc.collect()
-    descriptors = len(os.listdir("/proc/self/fd"))
+    descriptors = await count_descriptors()
     tasks = asyncio.all_tasks()
     async with fake:
         engine = VllmEngine("e", fake.url)
@@ -254,7 +259,7 @@ async def test_aborts_leave_nothing_behind() -> None:
         await fake.connections_left(0)
         await fake.stop()
         assert asyncio.all_tasks() == tasks
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        assert await count_descriptors() == descriptors
         await fake.start()
         ids = [token async for chunk in generate(engine) for token in chunk.token_ids]
         assert ids == continuation((5, 6, 7), 50)
@@ -315,12 +320,13 @@ async def stream_and_abort(server: ssl.SSLContext | None = None, client: ssl.SSL
 
 async def test_tls(tmp_path: Path) -> None:
     """The same over TLS."""
-    await stream_and_abort(*certificate(tmp_path))
+    await stream_and_abort(*await asyncio.to_thread(certificate, tmp_path))
 
 
 async def test_untrusted_certificate(tmp_path: Path) -> None:
     """A certificate that is not trusted is no connection."""
-    async with FakeEngine(ssl_context=certificate(tmp_path)[0]) as fake:
+    server_context, _ = await asyncio.to_thread(certificate, tmp_path)
+    async with FakeEngine(ssl_context=server_context) as fake:
         with pytest.raises(EngineUnavailable, match="no connection"):
             await VllmEngine("e", fake.url).probe()
 

@@ -379,7 +379,9 @@ async def test_probe_of_an_engine_that_says_little(fake: FakeEngine, engine: Vll
 async def test_boot_id_follows_the_process(fake: FakeEngine, engine: VllmEngine) -> None:
     """A restarted engine has another boot id."""
     before = (await engine.probe()).boot_id
+    assert (await engine.load()).boot_id == before
     fake.boot_time += 1
+    assert (await engine.load()).boot_id not in (None, before)
     assert (await engine.probe()).boot_id not in (None, before)
 
 

@@ -14,6 +14,7 @@ from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
 from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.control.rulebook import RuleBook
+from gateway.control.sessions import Sessions
 from gateway.index.mirror import Delta, Mirror
 from gateway.index.types import Hit
 from gateway.index.types import InstanceSpec as CacheSpec
@@ -89,6 +90,7 @@ def build_service(rng: random.Random) -> RelayService:
         index=build_index(rng),
         rulebook=RuleBook(Rules()),
         learning=Learning(time.monotonic),
+        sessions=Sessions(),
         aligner=Aligner(),
         timelines=Timelines(time.monotonic),
         metrics=Metrics(),

@@ -73,6 +73,10 @@ class Rig:
         """Wait until the prompt's hit is ``tokens``."""
         await self.changes.until(lambda: self.hit(instance_id).tokens == tokens)
 
+    async def until_count(self, counter: str, count: int) -> None:
+        """Wait until a counter has reached ``count``."""
+        await self.changes.until(lambda: self.count(counter) >= count)
+
     def count(self, counter: str) -> int:
         """Return a counter of the index."""
         return self.index.stats().counters.get(counter, 0)

@@ -1,6 +1,7 @@
 """Tiny models, made once a session."""
 
 import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "CRITICAL")
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# LMCache warns of one of its own dependencies when it is imported.
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "`LoggingHandler` in", DeprecationWarning)
+    import lmcache.v1.cache_engine
+    import lmcache.v1.storage_backend.connector.redis_connector  # noqa: F401
 
 from tests.backends.reference.tiny import make_model
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import openai
 import pytest
-from hypothesis import settings
 
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
@@ -18,8 +17,6 @@ from tests.gateway.model_dir import model_dir
 __all__ = ["model_dir"]
 
 # A slow machine is no failure; pytest's own timeout holds.
-settings.register_profile("unhurried", deadline=None)
-settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")

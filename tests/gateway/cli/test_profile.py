@@ -69,8 +69,8 @@ def profiler(engine: ClockedEngine) -> Profiler:
     return Profiler(engine, MODEL, 16, 1000, random.Random(3), engine.clock)
 
 
-def test_points_are_planned_short_and_cold_first() -> None:
-    """Prompts without a hit come first, are always there, and none is longer than the engine takes."""
+def test_points_are_planned_short_first() -> None:
+    """Short prompts come first, those without a hit are always there, and none is longer than the engine takes."""
     assert plan_points((200, 100), (0.5,), 250) == [(0.0, 100), (0.0, 200), (0.5, 100)]
 
 

@@ -1,6 +1,8 @@
 """The index over Redis: the common behaviour on a real server, and what several processes share."""
 
 import asyncio
+import os
+import signal
 import sys
 from array import array
 from asyncio.subprocess import PIPE
@@ -17,7 +19,7 @@ from gateway.index.engine_blocks import Change, Mark
 from gateway.index.mirror import Delta
 from gateway.index.shared import RedisIndex
 from gateway.index.store import ModelStore, StoreLimits
-from gateway.index.types import InstanceSpec
+from gateway.index.types import Hit, InstanceSpec
 from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
 from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
 
@@ -206,12 +208,73 @@ async def test_evicted_set_is_written_again(rigs: Rigs, client: "redis.asyncio.R
     engine = await first.publisher()
     await engine.publish(stored(HASHES, PROMPT[:160]))
     await first.until_tokens(160)
-    keys = [key async for key in client.scan_iter("*:device:0:*")]
-    assert await client.unlink(*keys) == 1
-    await first.changes.until(lambda: first.count("republished") == 1 and first.hit().tokens == 160)
+    for times in (1, 2):
+        keys = [key async for key in client.scan_iter("*:device:0:*")]
+        assert await client.unlink(*keys) == 1
+        await first.until_count("republished", times)
+        await first.until_tokens(160)
+        first.clock.now_s += 31
     second = await rigs()
     await follow(second, engine)
     await second.until_tokens(160)
+
+
+async def test_hung_redis_stops_nothing(server: EmbeddedValkey) -> None:
+    """While Redis accepts connections and never answers, events still reach this process's lookups."""
+    changes, clock = Changes(), Clock()
+    limits = StoreLimits(lease_s=0.6, reply_s=0.3)
+    index = RedisIndex(server.url, times=TIMES, limits=limits, now=clock, on_change=changes)
+    rig = Rig(index, changes, clock)
+    async with rig.resources:
+        await index.start()
+        engine = await rig.publisher()
+        await engine.publish(stored(HASHES[:2], PROMPT[:32]))
+        await rig.until_tokens(32)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            await engine.publish(stored(HASHES[2:4], PROMPT[32:64], parent=2))
+            await rig.until_tokens(64)
+            assert rig.hit().tokens == 64
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        await changes.until(lambda: rig.count("republished") >= 1 and rig.hit().tokens == 64)
+        await index.aclose()
+
+
+async def test_instance_that_nobody_follows_becomes_unknown(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+    """When an instance's state is gone from Redis for long, what was known of it is not trusted any more."""
+    store = ModelStore(client, "pdd", MODEL, LIMITS)
+    spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
+    assert await store.hold(spec, "other") == 0
+    (lease,) = [key async for key in client.scan_iter("*:lease:*")]
+    await client.persist(lease)
+    gen = await store.open(spec, "other")
+    assert gen is not None
+    keys = hash_blocks(PROMPT, chain_seed(MODEL, None, None, b"secret"))
+    await store.publish(spec, "other", gen, 0, Change(Delta(device=keys)))
+    await store.set_known(spec, "other", gen, True)
+    rig = await rigs()
+    rig.index.add_instance(spec)
+    await rig.until_tokens(160)
+    (meta,) = [key async for key in client.scan_iter("*:meta:*")]
+    await client.unlink(meta)
+    assert rig.hit().tokens == 160
+    waiting = asyncio.ensure_future(rig.until_tokens(None))
+    while not waiting.done():
+        rig.clock.now_s += 6
+        await asyncio.wait([waiting], timeout=0.2)
+    assert rig.hit() == Hit(None, None, 0, False)
+
+
+async def test_unusable_endpoint_is_counted(rigs: Rigs) -> None:
+    """An endpoint that ZMQ refuses keeps its instance unknown and disturbs no other."""
+    rig = await rigs()
+    rig.index.add_instance(InstanceSpec("bad", MODEL, 16, (EventSource("nonsense"),)))
+    engine = await rig.publisher()
+    await engine.publish(stored(HASHES[:1], PROMPT[:16]))
+    await rig.until_tokens(16)
+    await rig.changes.until(lambda: rig.count("endpoint_errors") > 0)
+    assert rig.hit("bad").tokens is None
 
 
 async def test_lost_stream_entries_are_made_good(rigs: Rigs, client: "redis.asyncio.Redis") -> None:

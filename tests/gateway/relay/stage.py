@@ -14,6 +14,7 @@ from gateway.control.learning import Learning
 from gateway.control.links import Link, Links
 from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.control.rulebook import RuleBook
+from gateway.control.sessions import Sessions
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
 from gateway.relay.service import ModelFacts, RelayService
@@ -102,6 +103,7 @@ async def open_stage(
             index=index,
             rulebook=RuleBook(parse_rules(asked)),
             learning=Learning(loop.time),
+            sessions=Sessions(),
             aligner=aligner,
             timelines=Timelines(loop.time),
             metrics=Metrics(),

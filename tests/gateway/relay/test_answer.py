@@ -268,3 +268,18 @@ async def test_timeline_tells_the_course() -> None:
         assert shown["plan"] == "relay" and shown["outcome"] == "length"
         assert sum(shown["tokens"].values()) == 40
         assert {event["event"] for event in shown["events"]} >= {"leg_started", "first_token", "joint", "finished"}
+
+
+async def test_a_conversation_stays_where_it_was() -> None:
+    """Requests that name the same conversation go to the same instances, whatever the dice say."""
+    rules = {"placement": {"prefill": {"session": 5}, "relay": {"session": 5}, "main": {"session": 5}}}
+    async with open_stage(rules) as stage:
+        stage.path.is_instant = True
+        plans = set()
+        for _ in range(6):
+            await read(stage.ask(session="talk", max_tokens=3))
+            timeline = stage.service.timelines.newest()
+            assert timeline is not None
+            plans.add(tuple(timeline.summary[role] for role in ("prefill", "relay", "main")))
+            await stage.quiet()
+        assert len(plans) == 1
