@@ -65,7 +65,6 @@ class EngineSettings(Section, frozen=True):
     kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
     prefill_curve: Annotated[
         str | None,
-        Meta(min_length=1, description="File that ``pdd profile`` wrote for this engine; placement uses it."),
         Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),
     ] = None
 
