@@ -14,8 +14,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
+from backends.base import Engine
 from backends.bridge.client import BridgePath
 from backends.kv_subscriber import EventSource
+from backends.patient import PatientEngine
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from backends.vllm import VllmEngine
 from gateway.api.app import ApiState, build_app
@@ -222,7 +224,10 @@ def _build_instance(engine: EngineSettings) -> Instance:
             raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
     role = Role(engine.role)
     spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve)
-    return Instance(spec, VllmEngine(engine.id, engine.url, api_key=key))
+    adapter: Engine = VllmEngine(engine.id, engine.url, api_key=key)
+    if engine.abort_grace_s:
+        adapter = PatientEngine(adapter, engine.abort_grace_s)
+    return Instance(spec, adapter)
 
 
 def _build_link(link: LinkSettings) -> Link:

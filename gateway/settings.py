@@ -63,6 +63,14 @@ class EngineSettings(Section, frozen=True):
         str | None, Meta(description="ZMQ endpoint of its KV events; null: its cache is guessed from routing.")
     ] = None
     kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
+    abort_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A leg that nobody wants any more goes on until its first token, for at most this long. Above "
+            "0 for vLLM 0.32 with LMCacheMPConnector as kv_both, which dies when it is aborted while it loads KV.",
+        ),
+    ] = 0.0
     prefill_curve: Annotated[
         str | None,
         Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),

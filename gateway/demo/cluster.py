@@ -62,6 +62,7 @@ class EngineKit(Protocol):
     dialect: str
     chunk_tokens: int
     kv_name: str | None
+    abort_grace_s: float
 
     def companions(self, cluster: "Cluster") -> list[Child]:
         """Processes that must run before the engines do, beside the stores."""
@@ -78,6 +79,7 @@ class ReferenceKit:
     dialect = "lmcache"
     chunk_tokens = KV_CHUNK_TOKENS
     kv_name: str | None = None
+    abort_grace_s = 0.0
 
     def companions(self, cluster: "Cluster") -> list[Child]:
         """None: the engines use the stores themselves."""
@@ -155,7 +157,7 @@ class Cluster:
                     "kv_events": self.kv_events[name].endpoint,
                     "kv_replay": self.kv_events[name].replay_endpoint,
                 }
-                engines.append(engine | events | {"max_running": 16})
+                engines.append(engine | events | {"max_running": 16, "abort_grace_s": self.plan.kit.abort_grace_s})
         plan = self.plan
         link: dict[str, Any] = {"source": "a", "dest": "b", "bridge": self.through_link["bridge"]}
         link |= {"dialect": plan.kit.dialect, "chunk_tokens": plan.kit.chunk_tokens}

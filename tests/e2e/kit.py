@@ -16,6 +16,8 @@ L1_GB = 0.5
 KV_CACHE_BYTES = 128 << 20
 MAX_MODEL_TOKENS = 8192
 BLOCK_TOKENS = 32
+MQ_TIMEOUT_S = 60.0
+"""After this long without an answer of a restarted LMCache server vLLM gives up and ends; 300 unless set."""
 QUIET = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
@@ -44,6 +46,7 @@ class VllmKit:
     """vLLM instances that share their region's LMCache server; each server keeps its KV in its region's store."""
 
     dialect = "lmcache-mp"
+    abort_grace_s = 5.0
 
     def __init__(self, python: Path, model: Path, chunk_tokens: int = 256) -> None:
         self.chunk_tokens = chunk_tokens
@@ -93,5 +96,10 @@ def _events(folder: Path, name: str) -> dict[str, object]:
 
 
 def _transfer(port: int) -> dict[str, object]:
-    where = {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port}
-    return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": where}
+    settings = {
+        "lmcache.mp.host": "tcp://127.0.0.1",
+        "lmcache.mp.port": port,
+        "lmcache.mp.save_decode_cache": True,
+        "lmcache.mp.mq_timeout": MQ_TIMEOUT_S,
+    }
+    return {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": settings}

@@ -80,8 +80,9 @@ class Asked:
             if chunk.get("prompt_token_ids"):
                 self.prompt_ids += chunk["prompt_token_ids"]
             ids = choice.get("token_ids") or []
-            self.ids += ids
-            self.roles += [chunk["pdd"]["role"]] * len(ids)
+            if ids:
+                self.ids += ids
+                self.roles += [chunk["pdd"]["role"]] * len(ids)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 

@@ -1,0 +1,69 @@
+"""An engine whose legs must not be aborted before their first token.
+
+vLLM 0.32 with LMCache's MP connector as ``kv_both`` reports a request that is aborted while its KV is being loaded as
+received and as sent; its scheduler frees it at the first report and fails at the second, and the whole engine is gone.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from backends.base import Engine
+from backends.errors import BackendError
+from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
+
+
+class PatientEngine:
+    """``Engine`` around another one. A leg that is let go goes on until its first chunk, for ``grace_s`` at most."""
+
+    def __init__(self, engine: Engine, grace_s: float) -> None:
+        self._engine = engine
+        self._grace_s = grace_s
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def id(self) -> str:
+        """Name of the instance."""
+        return self._engine.id
+
+    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+        """Stream one leg, see ``Engine.generate``; but an abort before the first chunk returns before it is done."""
+        stream = self._engine.generate(leg)
+        first = asyncio.create_task(_read_next(stream))
+        try:
+            chunk = await asyncio.shield(first)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._let_go(stream, first))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+            raise
+        async with aclosing(stream):
+            while chunk is not None:
+                yield chunk
+                chunk = await _read_next(stream)
+
+    async def probe(self) -> Capabilities:
+        """See ``Engine.probe``."""
+        return await self._engine.probe()
+
+    async def load(self) -> EngineLoad:
+        """See ``Engine.load``."""
+        return await self._engine.load()
+
+    async def aclose(self) -> None:
+        """Abort what was let go, and close the engine's connections."""
+        for task in self._leaving:
+            task.cancel()
+        await asyncio.gather(*self._leaving, return_exceptions=True)
+        await self._engine.aclose()
+
+    async def _let_go(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:
+        async with aclosing(stream):
+            with contextlib.suppress(BackendError, TimeoutError):
+                async with asyncio.timeout(self._grace_s):
+                    await first
+
+
+async def _read_next(stream: AsyncGenerator[LegChunk, None]) -> LegChunk | None:
+    return await anext(stream, None)

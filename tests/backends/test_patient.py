@@ -1,0 +1,99 @@
+"""Tests of the adapter that lets a leg reach its first token before it is aborted, over a fake engine."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from backends.patient import PatientEngine
+from backends.types import LegRequest
+from backends.vllm import VllmEngine
+from tests.conformance.engine_suite import EngineCase, EngineSuite
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gates import HoldGate
+from tests.fakes.script import Script
+
+LEG = LegRequest("leg", "demo", tuple(range(20, 40)), 1000)
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeEngine]:
+    """A running fake engine."""
+    async with FakeEngine() as engine:
+        yield engine
+
+
+class TestConformance(EngineSuite):
+    """``PatientEngine`` conforms, but for the time that it takes."""
+
+    @pytest.fixture
+    async def case(self, fake: FakeEngine) -> AsyncIterator[EngineCase]:
+        """The adapter over an adapter over the fake."""
+        gone = FakeEngine()
+        async with gone:
+            unreachable = PatientEngine(VllmEngine("gone", gone.url), 1.0)
+        engine = PatientEngine(VllmEngine("e-1", fake.url), 1.0)
+        yield EngineCase(engine, unreachable, "demo", tuple(range(20, 40)), fake.max_model_len)
+        await engine.aclose()
+
+
+async def _read(engine: PatientEngine) -> None:
+    async for _ in engine.generate(LEG):
+        pass
+
+
+async def test_leg_without_a_token_is_let_go_until_its_first(fake: FakeEngine) -> None:
+    """The caller does not wait; the engine sees the abort only after it has sent a token."""
+    first, second = HoldGate(), HoldGate()
+    fake.script = Script(holds={0: first, 1: second})
+    engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
+    reading = asyncio.create_task(_read(engine))
+    await first.arrivals()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert fake.calls[0].state == "running"
+    first.open()
+    await fake.idle()
+    assert fake.calls[0].state == "aborted"
+    assert len(fake.calls[0].ids) == 1
+    await engine.aclose()
+
+
+async def test_leg_with_a_token_is_aborted_at_once(fake: FakeEngine) -> None:
+    """After the first token the connection is closed when ``aclose`` returns."""
+    gate = HoldGate()
+    fake.script = Script(holds={1: gate})
+    engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
+    stream = engine.generate(LEG)
+    await anext(stream)
+    await stream.aclose()
+    await fake.idle()
+    assert fake.calls[0].state == "aborted"
+    await engine.aclose()
+
+
+async def test_patience_ends(fake: FakeEngine) -> None:
+    """An engine that gives no token in time sees the abort all the same."""
+    gate = HoldGate()
+    fake.script = Script(holds={0: gate})
+    engine = PatientEngine(VllmEngine("e-1", fake.url), 0.01)
+    reading = asyncio.create_task(_read(engine))
+    await gate.arrivals()
+    reading.cancel()
+    await fake.idle()
+    assert fake.calls[0].state == "aborted"
+    await engine.aclose()
+
+
+async def test_closing_the_adapter_aborts_what_was_let_go(fake: FakeEngine) -> None:
+    """Nothing is left behind."""
+    gate = HoldGate()
+    fake.script = Script(holds={0: gate})
+    engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
+    reading = asyncio.create_task(_read(engine))
+    await gate.arrivals()
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await engine.aclose()
+    await fake.idle()
+    assert fake.calls[0].state == "aborted"
