@@ -153,3 +153,18 @@ async def test_main_that_dies_is_replaced(whole: Regions) -> None:
     asked = await _ask_and_break(whole, in_main, kill_md, tokens=1000)
     await _assert_exact(whole, asked, 1000)
     assert asked.roles[-1] == "RLD"
+
+
+async def kill_cache(regions: Regions) -> None:
+    """End the LMCache server of MD's region without a word."""
+    regions.cluster.children["lmcache-b"].kill()
+
+
+async def test_cache_server_that_dies_takes_no_answer_with_it(whole: Regions) -> None:
+    """MD's LMCache server is killed while RLD writes, and started again: that answer is exact, and so is the next."""
+    asked = await _ask_and_break(whole, in_eager, kill_cache)
+    await _assert_exact(whole, asked)
+    await whole.healed()
+    async with whole.ask(words=WORDS) as asked:
+        await asked.read()
+    await _assert_exact(whole, asked)
