@@ -148,8 +148,10 @@ class Gateway:
         return build_app(state)
 
     def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
-        timeline = self.timelines.get(request_id)
-        return timeline.as_dict() if timeline else None
+        found = self.timelines.find(request_id)
+        if len(found) > 1:
+            return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
+        return found[0].as_dict() if found else None
 
     def _render_metrics(self) -> tuple[bytes, str]:
         now_s = self.pools.clock()
