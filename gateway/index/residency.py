@@ -190,12 +190,12 @@ class Residency:
         if key in self._shared:
             self._unshare(key)
         self._shared[key] = parent, owners
-        for owner in owners[:-1]:
+        for owner in set(owners[:-1]):  # forged parents may make a circle
             self._sharers.setdefault(owner, set()).add(key)
 
     def _unshare(self, key: int) -> None:
         _, owners = self._shared.pop(key)
-        for owner in owners[:-1]:
+        for owner in set(owners[:-1]):  # forged parents may make a circle
             keys = self._sharers[owner]
             keys.discard(key)
             if not keys:

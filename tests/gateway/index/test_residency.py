@@ -144,6 +144,21 @@ def test_contradictions_do_no_harm(steps: list[tuple[bool, int, int, int]]) -> N
         assert not any(len(part.delta) for part in residency.snapshot())
 
 
+def test_circle_of_parents_does_no_harm() -> None:
+    """A block that is stored again as its own grandchild is taken, and goes like any other."""
+    residency = Residency(lambda lora, salt: SEED, Counter())
+    tokens = array("I", [0] * 10)
+    for event in (
+        Stored((1, 2), None, tokens, 5),
+        Removed((1,)),
+        Stored((1, 5), 2, tokens, 5),
+        Stored((4,), 1, tokens, 10),
+    ):
+        residency.apply(EventBatch(0, (event,), 0))
+    residency.apply(EventBatch(0, (Removed((1, 2, 4, 5)),), 0))
+    assert not any(len(part.delta) for part in residency.snapshot())
+
+
 def test_same_hash_twice_in_an_event_is_refused() -> None:
     """A block cannot follow itself."""
     counters: Counter[str] = Counter()
