@@ -25,6 +25,7 @@ from gateway.api.endpoint import Limits
 from gateway.control.curves import BadCurve, read_curve
 from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
+from gateway.control.ledger import Ledger
 from gateway.control.links import Link, Links
 from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.control.rulebook import RuleBook
@@ -59,13 +60,16 @@ async def open_gateway(settings: Settings) -> AsyncIterator["Gateway"]:
                 raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
             redis_url = server.url
             log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
-        yield await stack.enter_async_context(Gateway(settings, RedisIndex(redis_url)))
+        yield await stack.enter_async_context(Gateway(settings, RedisIndex(redis_url), redis_url))
 
 
 class Gateway:
-    """Everything of one gateway process; ``app`` is served while the object is entered. Raises BadSettings."""
+    """Everything of one gateway process; ``app`` is served while the object is entered.
 
-    def __init__(self, settings: Settings, index: PrefixIndex) -> None:
+    ``redis_url`` None: what is learnt is not shared with other processes. Raises BadSettings.
+    """
+
+    def __init__(self, settings: Settings, index: PrefixIndex, redis_url: str | None = None) -> None:
         self._settings = settings
         self.served = _load_models(settings)
         self._stack = AsyncExitStack()
@@ -78,13 +82,15 @@ class Gateway:
         self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
         self.index = index
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
+        learning = Learning(time.monotonic)
+        self.ledger = Ledger(redis_url, learning, list(self.served)) if redis_url else None
         self.service = RelayService(
             models=_model_facts(settings, self.served),
             pools=self.pools,
             links=self.links,
             index=self.index,
             rulebook=self.rulebook,
-            learning=Learning(time.monotonic),
+            learning=learning,
             sessions=Sessions(),
             aligner=self.aligner,
             timelines=self.timelines,
@@ -102,6 +108,9 @@ class Gateway:
         await self.index.start()
         stack.push_async_callback(self.index.aclose)
         stack.push_async_callback(self.aligner.aclose)
+        if self.ledger is not None:
+            await self.ledger.start()
+            stack.push_async_callback(self.ledger.aclose)
         await self.links.start()
         stack.push_async_callback(self.links.aclose)
         await self._watch.start()
@@ -150,8 +159,10 @@ class Gateway:
         return build_app(state)
 
     def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
-        timeline = self.timelines.get(request_id)
-        return timeline.as_dict() if timeline else None
+        found = self.timelines.find(request_id)
+        if len(found) > 1:
+            return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
+        return found[0].as_dict() if found else None
 
     def _render_metrics(self) -> tuple[bytes, str]:
         now_s = self.pools.clock()
@@ -159,6 +170,12 @@ class Gateway:
             labels = (instance.spec.id, instance.spec.role.value)
             self.metrics.instance_up.labels(*labels).set(instance.usable(now_s))
             self.metrics.instance_legs.labels(*labels).set(instance.in_flight)
+        for id_, cached in self.index.stats().instances.items():
+            self.metrics.index_known.labels(id_).set(cached.known)
+            self.metrics.index_blocks.labels(id_).set(cached.device_blocks + cached.lower_blocks)
+        if self.ledger is not None:
+            self.metrics.redis_up.set(self.ledger.up)
+            self.metrics.gateways.set(self.ledger.peers + 1)
         self.metrics.aligning.set(self.aligner.running)
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 

@@ -196,6 +196,8 @@ class Engine:
 
         def finish(end: int | None) -> None:
             got = fetch.start if end is None else end
+            if end is None:
+                self._metrics.count_store_failure()
             generation = self._generations.get(sequence)
             if generation is not None:
                 generation.store_hit_tokens = got - fetch.start

@@ -1,5 +1,6 @@
 """The engine's metrics, under vLLM's names."""
 
+from collections.abc import Callable
 from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -24,7 +25,9 @@ class Metrics:
         self._hits = self._counter("vllm:prefix_cache_hits", "Prompt tokens found in the local cache.")
         self._store_queries = self._counter("vllm:external_prefix_cache_queries", "Tokens asked of the KV store.")
         self._store_hits = self._counter("vllm:external_prefix_cache_hits", "Tokens that the KV store gave.")
-        self._store_failures = self._counter("pdd:kv_store_failures", "Store operations that failed.")
+        self._store_failures = self._counter(
+            "pdd:kv_store_failures", "Requests whose KV could not be fetched or stored."
+        )
         self._sources = Counter(
             "vllm:prompt_tokens_by_source",
             "Prompt tokens by where their KV came from.",
@@ -51,6 +54,11 @@ class Metrics:
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self._registry)
+
+    def follow_store(self, failures: Callable[[], int]) -> None:
+        """Show the store's own count of failed operations."""
+        gauge = self._gauge("pdd:kv_store_operation_failures", "Operations on the KV store that failed.")
+        gauge.set_function(failures)
 
     def set_load(self, running: int, waiting: int, usage: float) -> None:
         """Current load; ``usage`` in 0..1."""

@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 STOP_TIMEOUT_S = 2
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections, so that they, not we, close them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def serve(settings: EngineSettings) -> int:
     # What lives now lives for good: the collector need not look at it again during a decode step.
     gc.collect()
     gc.freeze()
-    status = uvloop.run(_serve(settings, shape, size, stepper, store, listener))
+    status = uvloop.run(_serve(settings, shape, size, stepper, store, Text(settings.model), listener))
     sys.stdout.flush()
     # Threads of LMCache may be stuck in a dead store; nothing that they still do matters.
     os._exit(status)
@@ -105,6 +107,7 @@ async def _serve(
     size: Size,
     stepper: Stepper,
     store: KvStore | None,
+    text: Text,
     listener: socket.socket,
 ) -> int:
     pool = BlockPool(size.blocks, settings.block_size_tokens)
@@ -120,6 +123,8 @@ async def _serve(
         block_size_tokens=settings.block_size_tokens,
         dtype=settings.dtype,
     )
+    if store is not None:
+        metrics.follow_store(lambda: store.failures)
     publisher = EventPublisher(
         EventSettings(settings.kv_events_host, settings.kv_events_port, settings.kv_events_replay_port),
         settings.block_size_tokens,
@@ -149,9 +154,14 @@ async def _serve(
         publisher.start()
         print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 (parents read it)
 
-    app = Server(engine, Text(settings.model), metrics, served).app(announce)
+    app = Server(engine, text, metrics, served).app(announce)
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_TIMEOUT_S, loop="none"
+        app,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=STOP_TIMEOUT_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        loop="none",
     )
     server = _Server(config)
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,6 +8,7 @@ from itertools import islice
 
 import msgspec
 
+from gateway.index.links import Links
 from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
 
 ROOT = -1
@@ -30,7 +31,7 @@ class BlockTree:
 
     def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}
-        self._children: dict[int, set[int] | int] = {}
+        self._children: Links[int] = Links()
         self._changes: dict[int, int] = {}
         self._cleared = False
         self._sizes = [0, 0, 0]
@@ -46,9 +47,12 @@ class BlockTree:
                 return
             node = self._nodes[key] = _Node()
         if node.parent != parent:
-            self._detach(key, node.parent)
+            self._children.discard(node.parent, key)
             node.parent = parent
-            self._attach(key, parent)
+            if parent != ROOT:
+                # A parent that is gone is an empty node for as long as it has children.
+                self._nodes.setdefault(parent, _Node())
+                self._children.add(parent, key)
         node.held = held
         self._settle(key)
         if held == GONE:
@@ -96,40 +100,13 @@ class BlockTree:
             self._sizes[level] += 1
             node.level = level
             self._changes[key] = level
-            match self._children.get(key):
-                case int(child):
-                    pending.append(child)
-                case set(children):
-                    pending.extend(children)
-
-    def _attach(self, key: int, parent: int) -> None:
-        """Make ``key`` a child of ``parent``; one that is gone is an empty node for as long as it has children."""
-        if parent == ROOT:
-            return
-        self._nodes.setdefault(parent, _Node())
-        match self._children.get(parent):
-            case None:
-                self._children[parent] = key  # most have one child, which needs no set
-            case int(other):
-                self._children[parent] = {other, key}
-            case set(others):
-                others.add(key)
-
-    def _detach(self, key: int, parent: int) -> None:
-        match self._children.get(parent):
-            case None:
-                return
-            case set(others):
-                others.discard(key)
-                if others:
-                    return
-        del self._children[parent]
+            pending.extend(self._children.of(key))
 
     def _prune(self, key: int) -> None:
         """Forget ``key`` and the empty nodes above that only led to it."""
         while (node := self._nodes.get(key)) and node.held == GONE and key not in self._children:
             del self._nodes[key]
-            self._detach(key, node.parent)
+            self._children.discard(node.parent, key)
             key = node.parent
 
 

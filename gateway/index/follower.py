@@ -16,6 +16,7 @@ from gateway.index.store import Entry, ModelStore, State, name_of
 from gateway.index.types import InstanceSpec
 
 _ENTRIES_AT_ONCE = 500
+_LOADS_AT_ONCE = 4
 _WAIT_S = 0.2
 _CHECK_S = 0.5
 _RETRY_S = (0.05, 1.0)
@@ -104,16 +105,19 @@ class Follower:
         states = await self._store.states(specs.values())
         while await self._read_tail(0.0):
             pass
+        stale = []
         for (name, spec), state in zip(specs.items(), states, strict=True):
             position = self._positions.get(name)
             if state is None:
                 self._note_absence(spec, position)
             elif position is None or position.gen != state.gen or position.seq < state.seq:
-                await self._load(spec)
+                stale.append(spec)
             else:
                 position.absent_since = None
                 if position.seq == state.seq and self._sizes(spec) != state.sizes:
                     self._on_loss(spec.id)
+        turns = asyncio.Semaphore(_LOADS_AT_ONCE)
+        await asyncio.gather(*(self._load(spec, turns) for spec in stale))
 
     def _note_absence(self, spec: InstanceSpec, position: _Position | None) -> None:
         if position is None:
@@ -130,17 +134,18 @@ class Follower:
         ranks = holding.ranks if holding is not None else []
         return tuple(len(blocks) for rank in ranks for blocks in (rank.device, rank.lower))
 
-    async def _load(self, spec: InstanceSpec) -> None:
+    async def _load(self, spec: InstanceSpec, turns: asyncio.Semaphore) -> None:
         """Read an instance. What changes during the scan is in the stream, and is applied again from there."""
-        self._counters["loads"] += 1
-        (before,) = await self._store.states([spec])
-        if before is None:
-            return
-        if not spec.sources:
-            for left_s, block_keys in (await self._store.notes(spec)).items():
-                self._mirror.predict(spec.id, block_keys, self._now() + left_s)
-        ranks = [RankBlocks(*await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
-        (after,) = await self._store.states([spec])
+        async with turns:
+            self._counters["loads"] += 1
+            (before,) = await self._store.states([spec])
+            if before is None:
+                return
+            if not spec.sources:
+                for left_s, block_keys in (await self._store.notes(spec)).items():
+                    self._mirror.predict(spec.id, block_keys, self._now() + left_s)
+            ranks = [RankBlocks(*await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
+            (after,) = await self._store.states([spec])
         if after is not None and after.gen == before.gen and self._specs().get(name_of(spec)) == spec:
             self._take(spec, before, ranks)
 

@@ -20,6 +20,7 @@ from gateway.index.engine_blocks import (
     unpack_block,
     unpack_hash,
 )
+from gateway.index.links import Links
 from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
 
 _PART_BLOCKS = 4096
@@ -49,9 +50,12 @@ class Residency:
         self._limit = limit
         self._tree = BlockTree()
         self._blocks: dict[BlockHash, EngineBlock] = {}
-        # Own blocks that lie in several engine blocks: what is before them and who holds them, and the way back.
-        self._shared: dict[int, tuple[int, tuple[BlockHash, ...]]] = {}
-        self._sharers: dict[BlockHash, set[int]] = {}
+        # Engine blocks that end with or after an own block. Where one ends right with it, it is the only one, and is
+        # left out: engine blocks that begin alike have their first own blocks in common, but not the last.
+        self._enders: Links[BlockHash] = Links()
+        # Own blocks that begin in earlier engine blocks: the own key before them and those blocks, and the way back.
+        self._spanning: dict[int, tuple[int, tuple[BlockHash, ...]]] = {}
+        self._spanned: dict[BlockHash, set[int]] = {}
         self._dense_groups: set[int] = set()
         self._records = records
         self._touched: set[BlockHash] = set()
@@ -113,8 +117,9 @@ class Residency:
     def clear(self) -> None:
         """Forget every block; the next delta says so."""
         self._blocks.clear()
-        self._shared.clear()
-        self._sharers.clear()
+        self._enders.clear()
+        self._spanning.clear()
+        self._spanned.clear()
         self._touched.clear()
         self._tree.clear()
 
@@ -173,33 +178,33 @@ class Residency:
         for block_hash in event.hashes[first:last]:
             end += size
             full = end // BLOCK_TOKENS
-            own_keys, owners = tuple(keys[done:full]), (*parent.rest_owners, block_hash)
-            if own_keys and len(owners) > 1:
-                self._share(own_keys[0], parent.tail_key, owners)
+            own_keys, rest_owners = tuple(keys[done:full]), (*parent.rest_owners, block_hash)
             if own_keys:
-                owners = (block_hash,)
+                self._span(own_keys[0], parent.tail_key, parent.rest_owners)
+                rest_owners = (block_hash,)
             digest = digests[full - 1] if full else parent.digest
             rest = tokens[full * BLOCK_TOKENS : end] if end % BLOCK_TOKENS else NO_TOKENS
             tail_key = own_keys[-1] if own_keys else parent.tail_key
-            parent = EngineBlock(parent.tail_key, own_keys, tail_key, digest, rest, owners if rest else ())
+            parent = EngineBlock(parent.tail_key, own_keys, tail_key, digest, rest, rest_owners if rest else ())
             self._blocks[block_hash] = parent
             done = full
         return True
 
-    def _share(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
-        if key in self._shared:
-            self._unshare(key)
-        self._shared[key] = parent, owners
-        for owner in owners[:-1]:
-            self._sharers.setdefault(owner, set()).add(key)
+    def _span(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
+        """Record that an own block begins in the engine blocks ``owners``."""
+        self._unspan(key)
+        if owners:
+            self._spanning[key] = parent, owners
+        for owner in owners:
+            self._spanned.setdefault(owner, set()).add(key)
 
-    def _unshare(self, key: int) -> None:
-        _, owners = self._shared.pop(key)
-        for owner in owners[:-1]:
-            keys = self._sharers[owner]
+    def _unspan(self, key: int) -> None:
+        _, owners = self._spanning.pop(key, (ROOT, ()))
+        for owner in set(owners):  # forged parents may make a circle
+            keys = self._spanned[owner]
             keys.discard(key)
             if not keys:
-                del self._sharers[owner]
+                del self._spanned[owner]
 
     def _remove(self, event: Removed) -> None:
         if event.remote or not self._is_dense(event.group, None):
@@ -223,22 +228,34 @@ class Residency:
         """Bring the own blocks in line that lie in an engine block whose tiers changed."""
         if self._records:
             self._touched.add(block_hash)
-        level, previous = self._level_of(block_hash), block.parent_key
+        previous = block.parent_key
         for key in block.keys:
-            if key not in self._shared:
-                self._tree.hold(key, previous, level)
+            if key != block.tail_key or block.rest or key in self._spanning:
+                self._set_ender(key, block_hash)
+                self._hold_by_enders(key, previous)
             else:
-                self._hold_shared(key)
-                if level == GONE and self._shared[key][1][-1] == block_hash:
-                    self._unshare(key)
+                self._tree.hold(key, previous, self._level_of(block_hash))
             previous = key
-        if block_hash in self._sharers:
-            for key in self._sharers[block_hash]:
-                self._hold_shared(key)
+        for key in self._spanned.get(block_hash, ()):
+            self._hold_by_enders(key, self._spanning[key][0])
+        self._unspan_orphans(block)
 
-    def _hold_shared(self, key: int) -> None:
-        parent, owners = self._shared[key]
-        self._tree.hold(key, parent, min(map(self._level_of, owners)))
+    def _set_ender(self, key: int, block_hash: BlockHash) -> None:
+        if block_hash in self._blocks:
+            self._enders.add(key, block_hash)
+        else:
+            self._enders.discard(key, block_hash)
+
+    def _hold_by_enders(self, key: int, parent: int) -> None:
+        level = max(map(self._level_of, self._enders.of(key)), default=GONE)
+        if key in self._spanning:
+            level = min(level, *map(self._level_of, self._spanning[key][1]))
+        self._tree.hold(key, parent, level)
+
+    def _unspan_orphans(self, block: EngineBlock) -> None:
+        """Forget where the block's first own block begins when no engine block ends it any more."""
+        if block.keys and block.keys[0] not in self._enders:
+            self._unspan(block.keys[0])
 
     def _level_of(self, block_hash: BlockHash) -> int:
         block = self._blocks.get(block_hash)

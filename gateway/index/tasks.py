@@ -1,7 +1,10 @@
 """Named background tasks that are ended together."""
 
 import asyncio
+import logging
 from collections.abc import Coroutine
+
+_log = logging.getLogger(__name__)
 
 
 class TaskSet:
@@ -16,7 +19,7 @@ class TaskSet:
         self.end(name)
         task = self._by_name[name] = asyncio.create_task(work)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._settle)
         return task
 
     def end(self, name: str) -> None:
@@ -24,6 +27,11 @@ class TaskSet:
         task = self._by_name.pop(name, None)
         if task is not None:
             task.cancel()
+
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _log.error("a background task of the index failed", exc_info=task.exception())
 
     async def aclose(self) -> None:
         """Cancel all tasks and wait for their end."""

@@ -46,9 +46,14 @@ class Timelines:
             self._kept.popitem(last=False)
         return timeline
 
-    def get(self, request_id: str) -> Timeline | None:
-        """Find a kept timeline."""
-        return self._kept.get(request_id)
+    def find(self, request_id: str) -> list[Timeline]:
+        """The kept timelines of a request: one, or one for each of its choices (``ID-0``, ``ID-1``, ...)."""
+        if request_id in self._kept:
+            return [self._kept[request_id]]
+        found: list[Timeline] = []
+        while (choice := self._kept.get(f"{request_id}-{len(found)}")) is not None:
+            found.append(choice)
+        return found
 
     def newest(self) -> Timeline | None:
         """The timeline that was opened last."""

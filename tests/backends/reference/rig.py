@@ -156,7 +156,8 @@ async def run_engine(
     )
     source = publisher.source if publisher else None
     served = Served("tiny", context_tokens, VOCAB, frozenset({EOS}), 1, stored_timeout_s, source)
-    server = AppServer(Server(engine, Text(directory or Path()), metrics, served).app())
+    text = await asyncio.to_thread(Text, directory or Path())
+    server = AppServer(Server(engine, text, metrics, served).app())
     engine.start()
     try:
         async with server:

@@ -76,6 +76,21 @@ async def test_a_store_that_fails_is_told_and_survived() -> None:
         assert (await post(rig.url, prompt=LONG, max_tokens=1)).status_code == 200
 
 
+async def test_a_store_that_recovers_in_time_is_no_failure() -> None:
+    """A later write covers what an earlier one could not store."""
+    store, model = MemoryStore(failing=StoreFailed("down")), ScriptedModel()
+    async with run_engine(model, role="prefill", store=store) as rig:
+        model.gate.clear()
+        call = asyncio.create_task(stream(rig.url, prompt=LONG, max_tokens=1))
+        await model.wait_step()
+        model.gate.set()
+        await model.wait_step()
+        store.failing = None
+        events = await call
+    assert ids(events) == [44] and events[-1] == "[DONE]" and "error" not in events[-2]
+    assert store.present(LONG, None) == 40
+
+
 async def test_a_store_that_hangs_does_not_hang_the_stream() -> None:
     """The end of a prefill stream waits for a bounded time."""
     store = MemoryStore()

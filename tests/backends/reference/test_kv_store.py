@@ -167,6 +167,7 @@ def test_a_cancelled_fetch_brings_nothing_more(stores: tuple[KvStore, KvStore], 
     assert stores[1].fetch(TOKENS[:192], None, 0, THERE, lambda: True) == 0
 
 
+@pytest.mark.slow
 async def test_lmcaches_own_redis_connector_reads_and_writes_the_same_entries(
     stores: tuple[KvStore, KvStore],
     runners: tuple[ModelRunner, ModelRunner],

@@ -15,9 +15,10 @@ from gateway.index.mirror import Delta, RankBlocks
 from gateway.index.residency import Residency
 
 SEED = chain_seed("m", None, None)
-MEDIA = ("GPU", "CPU", "DISK", "TAPE")
-CHUNKS = (tuple(range(120)), tuple(range(500, 620)))
-"""Prompts are made of these, so that they share prefixes."""
+MEDIA = ("GPU", "GPU", "GPU", "GPU", "CPU", "TAPE")
+PIECE_TOKENS = 8
+PIECES = tuple(tuple(range(begin, begin + 120)) for begin in (0, 500))
+"""Prompts are made of pieces of these, so that they share prefixes of any length."""
 
 Prefix = tuple[int, ...]
 Step = tuple[str, Prefix, int, int, str]
@@ -30,8 +31,9 @@ def hash_of(prefix: Prefix) -> BlockHash:
 
 
 def prompt_of(choices: list[int]) -> Prefix:
-    """Make a prompt of 40-token pieces."""
-    return tuple(token for i, choice in enumerate(choices) for token in CHUNKS[choice][i * 40 : i * 40 + 40])
+    """Make a prompt of pieces."""
+    cuts = [(i * PIECE_TOKENS, choice) for i, choice in enumerate(choices)]
+    return tuple(token for begin, choice in cuts for token in PIECES[choice][begin : begin + PIECE_TOKENS])
 
 
 @dataclass
@@ -71,14 +73,17 @@ class Model:
         return any_tier * self.block_size, on_device * self.block_size
 
 
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=3).map(prompt_of)
+PATHS = ([0] * 12, [0] * 2 + [1] * 10, [0] * 5 + [1] * 7, [0] * 8 + [1] * 4)
+PROMPTS = st.sampled_from(PATHS).map(prompt_of)
+FIRSTS = st.sampled_from((0, 0, 0, 0, 1, 2, 3))
 STEPS = st.lists(
-    st.tuples(st.sampled_from("SSSRRCM"), PROMPTS, st.integers(0, 9), st.integers(1, 8), st.sampled_from(MEDIA)),
-    max_size=25,
+    st.tuples(st.sampled_from("SSSRRRCM"), PROMPTS, FIRSTS, st.integers(1, 8), st.sampled_from(MEDIA)),
+    min_size=6,
+    max_size=20,
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([16, 32, 48, 8, 5, 24, 40, 1]), STEPS, st.integers(0, 25))
 def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over: int) -> None:
     """After any events, deltas give a mirror the model's hit of every prompt, before and after a hand-over.
@@ -114,8 +119,8 @@ def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over:
             residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
             residency.restore(sorted(records.items()))
             assert not len(residency.drain().delta)
-        for choices in ([0, 0, 0], [1, 1, 1], [0, 1, 0], [1, 0]):
-            wanted = prompt_of(choices)
+        for path in PATHS:
+            wanted = prompt_of(path)
             found = mirror.walk(hash_blocks(wanted, SEED)[::-1])
             for own_blocks, tokens in zip(found, model.walk(wanted), strict=True):
                 hit = own_blocks * BLOCK_TOKENS // block_size * block_size
@@ -142,6 +147,36 @@ def test_contradictions_do_no_harm(steps: list[tuple[bool, int, int, int]]) -> N
         residency.apply(EventBatch(0, (everything,), 0))
         residency.drain()
         assert not any(len(part.delta) for part in residency.snapshot())
+
+
+@pytest.mark.parametrize("size", [32, 24, 20])
+def test_engine_blocks_that_begin_alike_do_not_take_each_other_away(size: int) -> None:
+    """The own block that two engine blocks have in common stays until both are gone."""
+    residency, mirror = Residency(lambda lora, salt: SEED, Counter()), RankBlocks()
+    heads = [array("I", [1] * 16 + [last] * (size - 16)) for last in (2, 3)]
+    stored = tuple(Stored((number,), None, tokens, size) for number, tokens in enumerate(heads))
+    for event, own_blocks in ((stored[0], 1), (stored[1], 1), (Removed((1,)), 1), (stored[1], 1), (Removed((0,)), 1)):
+        residency.apply(EventBatch(0, (event,), 0))
+        mirror.apply(residency.drain().delta)
+        assert mirror.walk(hash_blocks(heads[0], SEED)[:1]) == (own_blocks, own_blocks)
+    residency.apply(EventBatch(0, (Removed((1,)),), 0))
+    mirror.apply(residency.drain().delta)
+    assert mirror == RankBlocks()
+
+
+def test_circle_of_parents_does_no_harm() -> None:
+    """A block that is stored again as its own grandchild is taken, and goes like any other."""
+    residency = Residency(lambda lora, salt: SEED, Counter())
+    tokens = array("I", [0] * 10)
+    for event in (
+        Stored((1, 2), None, tokens, 5),
+        Removed((1,)),
+        Stored((1, 5), 2, tokens, 5),
+        Stored((4,), 1, tokens, 10),
+    ):
+        residency.apply(EventBatch(0, (event,), 0))
+    residency.apply(EventBatch(0, (Removed((1, 2, 4, 5)),), 0))
+    assert not any(len(part.delta) for part in residency.snapshot())
 
 
 def test_same_hash_twice_in_an_event_is_refused() -> None:

@@ -262,8 +262,7 @@ async def test_timeline_tells_the_course() -> None:
     """The timeline has legs, joint and sums, and no ids or text."""
     async with open_stage(ONE_SHOT, ids=SMALL) as stage:
         await _moved_after(stage, 8)
-        timeline = stage.service.timelines.get("r1")
-        assert timeline is not None
+        (timeline,) = stage.service.timelines.find("r1")
         shown = timeline.as_dict()
         assert shown["plan"] == "relay" and shown["outcome"] == "length"
         assert sum(shown["tokens"].values()) == 40
