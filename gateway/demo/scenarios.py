@@ -34,6 +34,9 @@ class Run:
     prompt_ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     wan_bytes: int = 0
+    """All that crossed the link meanwhile: KV, legs, and the gateway's looking after MD."""
+    kv_bytes: int = 0
+    """The part of it that came from the sending region's store."""
     md_cached_tokens: int = 0
     """Prompt tokens whose KV MD took from its region's store, over all its legs."""
     identical: bool = False
@@ -82,6 +85,7 @@ class Run:
             "median_itl_s": round(self.median_itl_s, 5),
             "tokens": self.tokens,
             "wan_bytes": self.wan_bytes,
+            "kv_bytes": self.kv_bytes,
             "md_cached_tokens": self.md_cached_tokens,
             "prompt_tokens": self.prompt_tokens,
             "plan": self.plan,
@@ -106,10 +110,12 @@ async def run_scenarios(stage: Stage, words: int, tokens: int) -> dict[str, Run]
     async def measure(name: str, rules: dict[str, Any], messages: list[Message]) -> Run:
         stage.progress(name)
         stage.gateway.rulebook.replace(parse_rules(rules))
-        before, cached_before = await stage.cluster.wan_bytes(), await stage.cluster.taken_from_store("md1")
+        before, kv_before = await stage.cluster.wan_bytes(), await stage.cluster.store_bytes()
+        cached_before = await stage.cluster.taken_from_store("md1")
         run = runs[name] = await stream_chat(stage.base_url, MODEL, messages, tokens)
         await stage.gateway.aligner.drained()
         run.wan_bytes = await stage.cluster.wan_bytes() - before
+        run.kv_bytes = await stage.cluster.store_bytes() - kv_before
         run.md_cached_tokens = await stage.cluster.taken_from_store("md1") - cached_before
         alone = await run_alone(stage.cluster.children["p1"].url, MODEL, run.prompt_ids, tokens)
         run.identical = alone == run.ids

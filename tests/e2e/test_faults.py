@@ -68,7 +68,7 @@ async def _assert_exact(regions: Regions, asked: Asked, tokens: int = ANSWER_TOK
 
 @pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
 async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: Step) -> None:
-    """The client goes in the phase: at once no more KV crosses, and no engine keeps the request past its first token."""
+    """The client goes in the phase: KV stops crossing at once, and no engine goes on past its first token."""
     before = whole.newest_timeline().get("request_id")
 
     async def is_admitted() -> bool:
