@@ -1,7 +1,8 @@
 """An engine whose legs must not be aborted before their first token.
 
 vLLM 0.32 with LMCache's MP connector as ``kv_both`` reports a request that is aborted while its KV is being loaded as
-received and as sent; its scheduler frees it at the first report and fails at the second, and the whole engine is gone.
+received and as sent; its scheduler frees it at the first report and fails at the second, and the whole engine is gone
+(https://github.com/vllm-project/vllm/issues/46240).
 """
 
 import asyncio
