@@ -7,7 +7,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
-START_TIMEOUT_S = 180.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 10.0
 LISTENING = re.compile(r"listening on (http://\S+)")
 

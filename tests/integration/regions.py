@@ -24,7 +24,7 @@ from gateway.demo.scenarios import run_alone
 from gateway.settings import parse_settings
 from policies.rules import parse_rules
 
-ANSWER_TOKENS = 120
+ANSWER_TOKENS = 400
 QUICK = {"transfer_retry_backoff_s": 0.1, "transfer_retry_backoff_max_s": 0.5, "keepalive_s": 5.0}
 RELAYED: dict[str, Any] = {
     "direct_wan_bound_s": 0,
@@ -82,7 +82,7 @@ class Asked:
                 self.prompt_ids += chunk["prompt_token_ids"]
             ids = choice.get("token_ids") or []
             self.ids += ids
-            self.roles += [chunk["pdd"]["role"]] * len(ids)
+            self.roles += [chunk.get("pdd", {}).get("role", "")] * len(ids)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 
@@ -106,7 +106,7 @@ class Regions:
         return long_prompt(10_000 + self._seed[0], words)
 
     @asynccontextmanager
-    async def ask(self, words: int = 800, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
+    async def ask(self, words: int = 400, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
         """Send a streamed chat and give its reader once the headers are there; leaving the block leaves the stream."""
         body = {
             "model": MODEL,
@@ -192,12 +192,12 @@ class Regions:
 
 @asynccontextmanager
 async def open_regions(
-    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 20.0
+    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 10.0
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block."""
     plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts)
-    listener = bind("127.0.0.1", 0)
     async with run_cluster(plan, lambda _: None) as cluster:
+        listener = bind("127.0.0.1", 0)
         settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
         async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
             serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
