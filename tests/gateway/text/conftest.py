@@ -3,4 +3,3 @@
 from tests.gateway.model_dir import model_dir
 
 __all__ = ["model_dir"]
-
