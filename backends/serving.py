@@ -73,6 +73,7 @@ async def serve(
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(signum)
+        listener.close()
 
 
 class _Server(uvicorn.Server):

@@ -30,6 +30,7 @@ from gateway.control.links import Link, Links
 from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.control.rulebook import RuleBook
 from gateway.control.sessions import Sessions
+from gateway.index.metered import MeteredIndex
 from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
@@ -80,7 +81,7 @@ class Gateway:
         self.timelines = Timelines(time.monotonic)
         self.pools = Pools([_build_instance(engine) for engine in settings.engines], time.monotonic)
         self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
-        self.index = index
+        self.index = MeteredIndex(index, self.metrics.registry)
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis_url, learning, list(self.served)) if redis_url else None
@@ -170,9 +171,6 @@ class Gateway:
             labels = (instance.spec.id, instance.spec.role.value)
             self.metrics.instance_up.labels(*labels).set(instance.usable(now_s))
             self.metrics.instance_legs.labels(*labels).set(instance.in_flight)
-        for id_, cached in self.index.stats().instances.items():
-            self.metrics.index_known.labels(id_).set(cached.known)
-            self.metrics.index_blocks.labels(id_).set(cached.device_blocks + cached.lower_blocks)
         if self.ledger is not None:
             self.metrics.redis_up.set(self.ledger.up)
             self.metrics.gateways.set(self.ledger.peers + 1)

@@ -10,6 +10,8 @@ import msgspec
 from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
+from gateway.index.memory import MemoryIndex
+from gateway.index.metered import MeteredIndex
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
@@ -66,7 +68,9 @@ def _description(hint: Any) -> str:
 
 def metric_rows() -> list[str]:
     """One row for each metric."""
-    found: list[Metric] = sorted(Metrics().registry.collect(), key=lambda metric: metric.name)
+    registry = Metrics().registry
+    MeteredIndex(MemoryIndex(), registry)
+    found: list[Metric] = sorted(registry.collect(), key=lambda metric: metric.name)
     return [f"| `{_exposed(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
 
 

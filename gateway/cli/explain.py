@@ -9,7 +9,7 @@ from typing import Any
 from gateway.app import Gateway
 from gateway.cli.observe import add_config, open_observer, prepare_file, print_json, read_file, run_to_end
 from gateway.control.learning import Learning
-from gateway.settings import load_settings
+from gateway.settings import Settings, load_settings
 from policies.explain import explain_decision
 from policies.rules import Rules
 from policies.singular import UNUSED_BUDGET
@@ -32,16 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain one request; the exit status."""
 
-    async def work() -> None:
-        body = read_file(args.request)
-        async with open_observer(load_settings(args.config)) as gateway:
-            explained = await explain(gateway, body)
+    async def ask(settings: Settings, body: bytes) -> dict[str, Any]:
+        async with open_observer(settings) as gateway:
+            return await explain(gateway, body)
+
+    def show(explained: dict[str, Any]) -> None:
         if args.json:
             print_json(explained)
         else:
             print("\n".join(describe(explained)))
 
-    return run_to_end("explain", work)
+    return run_to_end("explain", lambda: ask(load_settings(args.config), read_file(args.request)), show)
 
 
 class Unspent(Learning):

@@ -1,6 +1,7 @@
 """``pdd index``: what the prefix index knows of every instance's cache, and how fresh that is."""
 
 import argparse
+from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gateway.api.errors import ApiError
 from gateway.app import Gateway
 from gateway.cli.observe import CannotInspect, add_config, open_observer, prepare, print_json, read_file, run_to_end
 from gateway.index.shared import RedisIndex
-from gateway.settings import load_settings
+from gateway.settings import Settings, load_settings
 
 WIDTH = 120
 
@@ -32,19 +33,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the index; the exit status."""
 
-    async def work() -> None:
-        body = read_file(args.prompt) if args.action == "lookup" else b""
-        async with open_observer(load_settings(args.config)) as gateway:
-            found = await look_up(gateway, args.model, body) if args.action == "lookup" else await show_stats(gateway)
-        if args.json:
-            print_json(found)
-        else:
-            print_found(found)
+    async def ask(settings: Settings, body: bytes | None) -> dict[str, Any]:
+        async with open_observer(settings) as gateway:
+            return await find_stats(gateway) if body is None else await look_up(gateway, args.model, body)
 
-    return run_to_end(f"index {args.action}", work)
+    def work() -> Coroutine[None, None, dict[str, Any]]:
+        return ask(load_settings(args.config), read_file(args.prompt) if args.action == "lookup" else None)
+
+    return run_to_end(f"index {args.action}", work, print_json if args.json else print_found)
 
 
-async def show_stats(gateway: Gateway) -> dict[str, Any]:
+async def find_stats(gateway: Gateway) -> dict[str, Any]:
     """Return ``instances``: what is known of each; None where its engine cannot be asked what it is.
 
     ``update_age_s`` says for how long nobody has confirmed that the entries are those of the engine.
@@ -63,7 +62,7 @@ async def look_up(gateway: Gateway, model: str, body: bytes) -> dict[str, Any]:
     job = await prepare(gateway, as_request(body) | {"model": model}, len(body))
     prompt = job.prompts[0]
     hits = {name: hit._asdict() for name, hit in sorted(gateway.index.lookup(model, prompt).items())}
-    stats = (await show_stats(gateway))["instances"]
+    stats = (await find_stats(gateway))["instances"]
     return {
         "prompt_tokens": len(prompt),
         "instances": {name: hit | {"update_age_s": stats[name]["update_age_s"]} for name, hit in hits.items()},

@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
@@ -24,6 +24,7 @@ from gateway.index.shared import RedisIndex
 from gateway.relay.types import GenerationFailed
 from gateway.settings import BadSettings, Settings, find_redis
 
+T = TypeVar("T")
 TENANT = "default"
 LOOKS, LOOK_PAUSE_S = 250, 0.02
 """How long the index may take until all it can know of is read: five seconds."""
@@ -41,11 +42,12 @@ def add_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run_to_end(name: str, work: Callable[[], Coroutine[None, None, None]]) -> int:
-    """Run a command's coroutine and say what went wrong; the exit status."""
+def run_to_end(name: str, work: Callable[[], Coroutine[None, None, T]], show: Callable[[T], None]) -> int:
+    """Run the coroutine that ``work`` makes, show its result, or say what went wrong; the exit status."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work())
+            found = runner.run(work())
+        show(found)
     except BadSettings as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 2
@@ -68,12 +70,12 @@ async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
     redis_url = find_redis(settings)
     if redis_url is None:
         memory = MemoryIndex()
-        async with Gateway(settings, memory) as gateway:
+        async with await asyncio.to_thread(Gateway, settings, memory) as gateway:
             await _settle(memory)
             yield gateway
         return
     shared = RedisIndex(redis_url, follows_engines=False)
-    async with Gateway(settings, shared) as gateway:
+    async with await asyncio.to_thread(Gateway, settings, shared) as gateway:
         await _settle(shared)
         if not shared.caught_up:
             raise CannotInspect("redis_url: the index could not be read from there in time")

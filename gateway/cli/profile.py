@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         key = os.environ[args.api_key_env] if args.api_key_env else None
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_profile(args, key))
+            curve, skipped = runner.run(_profile(args, key))
+        print("\n".join(describe(curve, skipped)))
+        if args.out is not None:
+            write_curve(args.out, curve)
+            print(f"written to {args.out}")
     except KeyError as error:
         print(f"pdd profile: {error.args[0]} is not set", file=sys.stderr)
     except EngineRejected as error:
@@ -74,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     return 1
 
 
-async def _profile(args: argparse.Namespace, key: str | None) -> None:
+async def _profile(args: argparse.Namespace, key: str | None) -> tuple[CurveFile, int]:
     engine = VllmEngine("profiled", args.engine, api_key=key)
     try:
         found = await engine.probe()
@@ -90,11 +94,7 @@ async def _profile(args: argparse.Namespace, key: str | None) -> None:
         await profiler.measure(points, args.repeats, args.budget_s)
     finally:
         await engine.aclose()
-    curve = profiler.curve_file(args.engine)
-    print("\n".join(describe(curve, profiler.skipped)))
-    if args.out is not None:
-        write_curve(args.out, curve)
-        print(f"written to {args.out}")
+    return profiler.curve_file(args.engine), profiler.skipped
 
 
 def plan_points(lengths: Sequence[int], rates: Sequence[float], room_tokens: int) -> list[Point]:

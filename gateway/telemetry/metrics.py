@@ -47,12 +47,6 @@ class Metrics:
         self.instance_legs = Gauge(
             "pdd_instance_legs", "This process's legs on an instance", ["instance", "role"], registry=registry
         )
-        self.index_known = Gauge(
-            "pdd_index_known", "Whether it is known what an instance has cached", ["instance"], registry=registry
-        )
-        self.index_blocks = Gauge(
-            "pdd_index_blocks", "Prefix blocks that an instance is known to hold", ["instance"], registry=registry
-        )
         self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
         self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
         self.aligning = Gauge(

@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.hashing import BLOCK_TOKENS, block_keys, chain_digests, chain_seed, hash_blocks
@@ -12,6 +12,7 @@ SEED = chain_seed("model", None, None)
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=100)
 
 
+@settings(deadline=None)
 @given(TOKENS, TOKENS)
 def test_equal_names_mean_equal_prefixes(first: list[int], second: list[int]) -> None:
     """Two prompts share exactly the names of the full blocks in their common prefix."""
@@ -21,6 +22,7 @@ def test_equal_names_mean_equal_prefixes(first: list[int], second: list[int]) ->
     assert [one == other for one, other in names] == [i < length // BLOCK_TOKENS for i in range(len(names))]
 
 
+@settings(deadline=None)
 @given(TOKENS, st.integers(0, 6))
 def test_chain_goes_on_from_any_block(token_ids: list[int], cut: int) -> None:
     """Hashing in two parts that meet at a block boundary gives the names of hashing at once."""
@@ -31,6 +33,7 @@ def test_chain_goes_on_from_any_block(token_ids: list[int], cut: int) -> None:
     assert head + tail == whole
 
 
+@settings(deadline=None)
 @given(TOKENS)
 def test_arrays_and_lists_have_the_same_names(token_ids: list[int]) -> None:
     """The type of the sequence does not matter."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.kv_events import BadFrame, Cleared, EventBatch, Removed, Stored, decode_batch
@@ -169,12 +169,14 @@ def test_too_large_a_payload_is_a_bad_frame() -> None:
         decode_batch(bytes((64 << 20) + 1))
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_raise_anything_else(payload: bytes) -> None:
     """Any bytes are a batch or a bad frame."""
     decode_or_refuse(payload)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_damage_raises_anything_else(data: st.DataObject) -> None:
     """A batch with bytes changed or cut away is a batch or a bad frame."""
@@ -196,6 +198,7 @@ _VALUES: Any = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_VALUES, max_size=3), st.sampled_from(sorted(STORED_MAP)), _VALUES)
 def test_no_values_raise_anything_else(events: list[object], field: str, value: object) -> None:
     """Well-formed msgpack with any values is a batch or a bad frame."""

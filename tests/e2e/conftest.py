@@ -13,7 +13,7 @@ from tests.e2e.kit import VllmKit
 from tests.integration.regions import RELAYED, Regions, open_regions
 
 ROOT = Path(__file__).resolve().parents[2]
-RATE_MBIT = 40.0
+RATE_MBIT = 20.0
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from gateway.demo.scenarios import run_alone
 from gateway.settings import parse_settings
 from policies.rules import parse_rules
 
-ANSWER_TOKENS = 120
+ANSWER_TOKENS = 400
 QUICK = {"transfer_retry_backoff_s": 0.1, "transfer_retry_backoff_max_s": 0.5, "keepalive_s": 5.0}
 RELAYED: dict[str, Any] = {
     "direct_wan_bound_s": 0,
@@ -80,9 +80,8 @@ class Asked:
             if chunk.get("prompt_token_ids"):
                 self.prompt_ids += chunk["prompt_token_ids"]
             ids = choice.get("token_ids") or []
-            if ids:
-                self.ids += ids
-                self.roles += [chunk["pdd"]["role"]] * len(ids)
+            self.ids += ids
+            self.roles += [chunk.get("pdd", {}).get("role", "")] * len(ids)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
 
 
@@ -106,7 +105,7 @@ class Regions:
         return long_prompt(10_000 + self._seed[0], words)
 
     @asynccontextmanager
-    async def ask(self, words: int = 800, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
+    async def ask(self, words: int = 400, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
         """Send a streamed chat and give its reader once the headers are there; leaving the block leaves the stream."""
         body = {
             "model": MODEL,
@@ -192,18 +191,18 @@ class Regions:
 
 @asynccontextmanager
 async def open_regions(
-    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 20.0, kit: EngineKit | None = None
+    counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 10.0, kit: EngineKit | None = None
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block; reference engines if no other kit is given."""
     plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
-    with bind("127.0.0.1", 0) as listener:
-        async with run_cluster(plan, lambda _: None) as cluster:
-            settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
-            async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
-                serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
-                try:
-                    yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
-                finally:
-                    serving.cancel()
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await serving
+    async with run_cluster(plan, lambda _: None) as cluster:
+        listener = bind("127.0.0.1", 0)
+        settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
+        async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
+            serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
+            try:
+                yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
+            finally:
+                serving.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await serving

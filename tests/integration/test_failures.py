@@ -8,7 +8,7 @@ import pytest
 
 from tests.integration.regions import ANSWER_TOKENS, Regions, eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 Fault = Callable[[Regions], Awaitable[None]]
 

@@ -6,7 +6,7 @@ import pytest
 from gateway.demo.cluster import MODEL
 from tests.integration.regions import Regions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="session")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 
 def _client(regions: Regions) -> openai.AsyncOpenAI:

@@ -1,7 +1,7 @@
-"""One fixed essay for each topic: what the demo model answers with.
+"""One fixed essay for each topic: what the demo model learns to answer with.
 
-An essay never changes, so that the model can know it by heart: each next word is then nearly certain, and greedy
-answers stay the same whatever the batch or the instance that computes them.
+An essay never changes, so that a model can learn it by heart: the better it knows it, the wider the margin by which
+the next word wins, and the surer greedy answers stay the same whatever the batch or instance that computes them.
 """
 
 import functools

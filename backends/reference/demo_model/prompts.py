@@ -6,7 +6,7 @@ from backends.reference.demo_model.corpus import journal, opening
 from backends.reference.demo_model.words import TOPICS
 
 TOPICS_ASKED = 2
-"""How many essays a long prompt asks for: some 750 tokens of answer."""
+"""How many topics a long prompt asks for."""
 
 
 def _topics(seed: int) -> list[str]:
@@ -17,7 +17,7 @@ def long_prompt(seed: int, words: int) -> str:
     """A user message: a journal of about ``words`` words, then a question about two topics.
 
     The same seed and length give the same message; another seed shares no paragraph with it. One word is about
-    1.25 tokens of the demo model's tokenizer.
+    1.24 tokens of the demo model's tokenizer.
     """
     rng = random.Random(f"prompt:{seed}")
     first, second, _ = _topics(seed)

@@ -59,16 +59,21 @@ class Fleet:
             "links": [{"source": "a", "dest": "b", "bridge": self.bridge.url, "chunk_tokens": 64}],
         } | changes
 
-    def write(self, **changes: Any) -> Path:
+    async def write(self, **changes: Any) -> Path:
         """Write the configuration to a file."""
-        path = self.folder / "gateway.yaml"
-        path.write_text(yaml.safe_dump(self.settings(**changes)), encoding="utf-8")
+        return await self.put("gateway.yaml", yaml.safe_dump(self.settings(**changes)).encode())
+
+    async def put(self, name: str, content: bytes) -> Path:
+        """Write a file."""
+        path = self.folder / name
+        await asyncio.to_thread(path.write_bytes, content)
         return path
 
     @asynccontextmanager
     async def gateway(self, hits: dict[str, int], **changes: Any) -> AsyncIterator[Gateway]:
         """Open a gateway whose index knows ``hits``."""
-        async with Gateway(parse_settings(self.settings(**changes)), KnownIndex(hits)) as gateway:
+        settings = parse_settings(self.settings(**changes))
+        async with await asyncio.to_thread(Gateway, settings, KnownIndex(hits)) as gateway:
             yield gateway
 
     @property

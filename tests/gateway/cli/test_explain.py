@@ -140,8 +140,7 @@ async def test_without_redis_the_engines_are_listened_to(fleet: Fleet, capsys: p
             engine | {"kv_events": sources[engine["id"]].endpoint, "kv_replay": sources[engine["id"]].replay_endpoint}
             for engine in fleet.settings()["engines"]
         ]
-        config, request = fleet.write(engines=engines), fleet.folder / "request.json"
-        request.write_bytes(body())
+        config, request = await fleet.write(engines=engines), await fleet.put("request.json", body())
         assert await pdd("explain", "--config", config, "--request", request, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     hits = {name: hit["tokens"] for name, hit in told["facts"]["hits"].items()}
@@ -153,10 +152,9 @@ async def test_without_redis_the_engines_are_listened_to(fleet: Fleet, capsys: p
 @pytest.mark.slow
 async def test_the_command_tells_the_decision(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     """With Redis the command reads its index and prints lines that end with the reason."""
-    request = fleet.folder / "request.json"
-    request.write_bytes(body())
+    request = await fleet.put("request.json", body())
     async with run_valkey() as url:
-        assert await pdd("explain", "--config", fleet.write(redis_url=url), "--request", request) == 0
+        assert await pdd("explain", "--config", await fleet.write(redis_url=url), "--request", request) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "request    tiny, 4100 prompt tokens, at most 2000 answer tokens"
     assert lines[-2:] == ["plan       relay: p1 -> rld1 -> md1, KV over a -> b", "reason     wan_slow"]
@@ -182,8 +180,8 @@ async def test_errors_are_told(
     """What is wrong is told in one line, with a status that is not 0 and nothing on the standard output."""
     request = fleet.folder / "request.json"
     if request_body is not None:
-        request.write_bytes(request_body)
-    assert await pdd("explain", "--config", fleet.write(**config), "--request", request) == status
+        await fleet.put("request.json", request_body)
+    assert await pdd("explain", "--config", await fleet.write(**config), "--request", request) == status
     told = capsys.readouterr()
     assert told.out == ""
     assert f"pdd explain: {message}" in told.err

@@ -34,8 +34,8 @@ async def test_engines_are_listened_to(fleet: Fleet, capsys: pytest.CaptureFixtu
         await publisher.publish(stored(range(1, 11), PROMPT[:160]), lost=True)
         engines = fleet.settings()["engines"]
         engines[2] |= {"kv_events": publisher.source.endpoint, "kv_replay": publisher.source.replay_endpoint}
-        config, prompt = fleet.write(engines=engines), fleet.folder / "prompt.json"
-        prompt.write_text(json.dumps({"prompt": PROMPT, "max_tokens": 1}))
+        config = await fleet.write(engines=engines)
+        prompt = await fleet.put("prompt.json", json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode())
         assert await pdd("index", "lookup", "--config", config, "--model", MODEL, "--prompt", prompt, "--json") == 0
         found = json.loads(capsys.readouterr().out)
         assert await pdd("index", "stats", "--config", config) == 0
@@ -61,10 +61,9 @@ async def share(url: str, tokens: int) -> None:
 @pytest.mark.slow
 async def test_redis_is_read(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     """What another gateway put into Redis is found, with the time since it was confirmed."""
-    text = fleet.folder / "prompt.txt"
-    text.write_text("Hello world! " * 40)
+    text = await fleet.put("prompt.txt", b"Hello world! " * 40)
     async with run_valkey() as url:
-        config = fleet.write(redis_url=url)
+        config = await fleet.write(redis_url=url)
 
         async def look(*arguments: Any) -> dict[str, Any]:
             assert await pdd("index", *arguments, "--config", config, "--json") == 0

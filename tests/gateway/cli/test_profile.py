@@ -1,5 +1,6 @@
 """``pdd profile``: the curve of an engine whose times are known, and the way of the file into placement."""
 
+import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator
@@ -137,8 +138,9 @@ async def test_the_command_measures_writes_and_the_settings_read(
     engines[0]["prefill_curve"] = str(out)
     async with fleet.gateway({}, engines=engines) as gateway:
         curves = {view.id: view.curve for view in gateway.pools.views(MODEL)}
-    assert curves == {"p1": read_curve(out), "rld1": None, "md1": None}
-    assert read_curve(out).tokens == (64, 128)
+    curve = await asyncio.to_thread(read_curve, out)
+    assert curves == {"p1": curve, "rld1": None, "md1": None}
+    assert curve.tokens == (64, 128)
 
 
 @pytest.mark.parametrize(
@@ -174,8 +176,7 @@ async def test_senseless_options(option: list[str]) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"tokens": [1, 2], "seconds": [1, 0]}'])
 async def test_bad_curve_files(fleet: Fleet, text: str) -> None:
     """A file that holds no curve stops the start, and the key is named."""
-    path = fleet.folder / "curve.json"
-    path.write_text(text)
+    path = await fleet.put("curve.json", text.encode())
     engines = fleet.settings()["engines"]
     engines[0]["prefill_curve"] = str(path)
     with pytest.raises(BadSettings, match=r"engines\[p1\].prefill_curve: .*curve.json"):

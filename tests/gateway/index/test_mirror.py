@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.kv_subscriber import EventSource
@@ -17,6 +17,7 @@ def ignore() -> None:
     """Do nothing on a change."""
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40), st.sets(st.integers(100, 200)))
 def test_walk_finds_both_ends(prompt_blocks: int, on_device: int, held: int, others: set[int]) -> None:
     """The walk tells how far the prompt is held at all and how far on device, whatever else is held."""
@@ -25,6 +26,7 @@ def test_walk_finds_both_ends(prompt_blocks: int, on_device: int, held: int, oth
     assert walked == (min(prompt_blocks, max(held, on_device)), min(prompt_blocks, on_device))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 8), st.integers(0, 15)), max_size=40),
     st.integers(4, 40),

@@ -83,7 +83,8 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.timeout(60)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from([16, 32, 48, 8, 5, 24, 40, 1]), STEPS, st.integers(0, 25))
 def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over: int) -> None:
     """After any events, deltas give a mirror the model's hit of every prompt, before and after a hand-over.
@@ -132,6 +133,8 @@ def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over:
     assert residency.sizes() == (len(mirror.device), len(mirror.lower))
 
 
+@pytest.mark.timeout(60)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4), st.integers(0, 4), st.integers(0, 2)), max_size=30))
 def test_contradictions_do_no_harm(steps: list[tuple[bool, int, int, int]]) -> None:
     """Whatever hashes, parents and contents claim, nothing raises, and a clear leaves nothing behind."""

@@ -24,6 +24,7 @@ from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes,
 from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
 
 LIMITS = StoreLimits(lease_s=0.6)
+LONG_LEASE = StoreLimits(lease_s=60.0)
 Rigs = Callable[[], Awaitable[Rig]]
 
 pytestmark = pytest.mark.slow
@@ -243,7 +244,7 @@ async def test_hung_redis_stops_nothing(server: EmbeddedValkey) -> None:
 
 async def test_instance_that_nobody_follows_becomes_unknown(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
     """When an instance's state is gone from Redis for long, what was known of it is not trusted any more."""
-    store = ModelStore(client, "pdd", MODEL, LIMITS)
+    store = ModelStore(client, "pdd", MODEL, LONG_LEASE)
     spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     assert await store.hold(spec, "other") == 0
     (lease,) = [key async for key in client.scan_iter("*:lease:*")]
@@ -338,7 +339,7 @@ async def test_restarts_do_not_pile_up(rigs: Rigs, client: "redis.asyncio.Redis"
 
 async def test_zombie_cannot_write(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
     """Who lost the lease, or works on an earlier generation, changes nothing."""
-    store = ModelStore(client, "pdd", MODEL, LIMITS)
+    store = ModelStore(client, "pdd", MODEL, LONG_LEASE)
     spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     change = Change(Delta(device=[1]))
     assert await store.hold(spec, "one") == 0
@@ -362,7 +363,7 @@ async def test_zombie_cannot_write(server: EmbeddedValkey, client: "redis.asynci
 
 async def test_large_changes_are_written_in_parts(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
     """A change of more blocks than one entry holds arrives whole."""
-    limits = StoreLimits(delta_blocks=3)
+    limits = StoreLimits(lease_s=60.0, delta_blocks=3)
     store = ModelStore(client, "pdd", MODEL, limits)
     spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     assert await store.hold(spec, "one") == 0
