@@ -84,7 +84,7 @@ def build_service(rng: random.Random) -> RelayService:
     """The gateway's own decision maker: two P regions, each linked to two MD regions."""
     links = {(a, b): Link(a, b, LinkedPath(), "lmcache", 256, 1e9) for a in ("a0", "a1") for b in ("b0", "b1")}
     return RelayService(
-        models={MODEL: ModelFacts(50_000, 131_072, cache_effective=True)},
+        models={MODEL: ModelFacts(50_000, 131_072, cache_effective=True, kv_name=MODEL)},
         pools=Pools([build_instance(role, number) for number, role in enumerate(ROLES)], time.monotonic),
         links=Links(links, 60.0),
         index=build_index(rng),

@@ -9,11 +9,10 @@ import pytest_asyncio
 
 from backends.reference.demo_model import MODEL_DIR
 from gateway.demo.scenarios import warm_up
-from tests.e2e.kit import VllmKit
+from tests.e2e.kit import RATE_MBIT, VllmKit
 from tests.integration.regions import RELAYED, Regions, open_regions
 
 ROOT = Path(__file__).resolve().parents[2]
-RATE_MBIT = 20.0
 
 
 @pytest.fixture(scope="session")

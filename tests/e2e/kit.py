@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from gateway.demo.cluster import MODEL, Cluster, find_free_ports, region_of
 from gateway.demo.processes import Child
 
+RATE_MBIT = 20.0
 START_PATIENCE_S = 420.0
 L1_GB = 0.5
 KV_CACHE_BYTES = 128 << 20

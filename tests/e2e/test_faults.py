@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.e2e.conftest import RATE_MBIT
+from tests.e2e.kit import RATE_MBIT
 from tests.integration.regions import Asked, Regions, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
