@@ -30,6 +30,11 @@ class _Frame(msgspec.Struct):
 
 
 FRAMES = msgspec.json.decode((RECORDINGS / "kv_events.json").read_bytes(), type=list[_Frame])
+PAGES = {
+    "/health": b"",
+    "/v1/models": (RECORDINGS / "models.json").read_bytes(),
+    "/metrics": (RECORDINGS / "metrics.txt").read_bytes(),
+}
 
 
 def _read_http(name: str) -> tuple[int, str, bytes]:
@@ -90,9 +95,7 @@ async def engine() -> AsyncIterator[VllmEngine]:
     """An adapter in front of a server that answers with the recordings."""
 
     async def answer(request: Request) -> Response:
-        names = {"/health": None, "/v1/models": "models.json", "/metrics": "metrics.txt"}
-        name = names[request.url.path]
-        return Response((RECORDINGS / name).read_bytes() if name else b"")
+        return Response(PAGES[request.url.path])
 
     app = Starlette(routes=[Route("/{path:path}", answer)])
     async with AppServer(app) as server:
