@@ -1,9 +1,10 @@
 """The engine's metrics, under vLLM's names."""
 
+import time
 from collections.abc import Callable
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 Source = Literal["local_compute", "local_cache_hit", "external_kv_transfer"]
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -14,7 +15,8 @@ class Metrics:
 
     def __init__(self, model_name: str, *, blocks: int, block_size_tokens: int, dtype: str) -> None:
         self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)  # its start time tells a restarted engine from the one before
+        started = Gauge("process_start_time_seconds", "When this engine started.", registry=self._registry)
+        started.set(time.time())  # tells a restarted engine from the one before
         self._labels = {"model_name": model_name, "engine": "0"}
         self._running = self._gauge("vllm:num_requests_running", "Requests in the batch.")
         self._waiting = self._gauge("vllm:num_requests_waiting", "Requests that wait for a place.")

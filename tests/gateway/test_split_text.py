@@ -35,7 +35,7 @@ def make_text(model: ServedModel, ids: list[int], options: TextOptions) -> str:
     return piece.text + output.finish(terminator=not piece.stopped)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @settings(max_examples=40, deadline=None)
 @given(
     cut=st.integers(1, 60),

@@ -9,6 +9,8 @@ from backends.reference.model import ModelRunner, UnsupportedModel, read_shape
 from backends.reference.scheduler import Limits, Scheduler
 from backends.reference.sequence import Params, Sequence
 
+pytestmark = pytest.mark.timeout(120)
+
 BLOCKS, BLOCK = 160, 16
 
 
