@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from gateway.demo.cluster import MODEL, Cluster, find_free_ports, region_of
 from gateway.demo.processes import Child
+from tests.e2e.warden import find_segments
 
 RATE_MBIT = 20.0
 START_PATIENCE_S = 420.0
@@ -40,7 +41,10 @@ class Group(Child):
 
     def kill(self) -> None:
         """End all of it without a word, as a crash would."""
+        segments = find_segments(self.pid)
         os.killpg(self.pid, signal.SIGKILL)
+        for segment in segments:
+            segment.unlink(missing_ok=True)
 
 
 class VllmKit:

@@ -18,7 +18,9 @@ from tests.integration.regions import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SERVER = """
-import http.server, pathlib, subprocess, sys
+import http.server, multiprocessing.shared_memory, pathlib, subprocess, sys
+segment = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
+pathlib.Path(sys.argv[2] + ".segment").write_text("/dev/shm/" + segment.name)
 sleeper = subprocess.Popen(["sleep", "600"])
 pathlib.Path(sys.argv[2]).write_text(str(sleeper.pid))
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), http.server.SimpleHTTPRequestHandler).serve_forever()
@@ -41,7 +43,8 @@ def _lives(pid: int) -> bool:
 
 async def _ends(folder: Path) -> bool:
     async def is_gone() -> bool:
-        return not _lives(int((folder / "sleeper").read_text()))
+        segment = Path((folder / "sleeper.segment").read_text())
+        return not _lives(int((folder / "sleeper").read_text())) and not segment.exists()
 
     return await eventually(is_gone, 20.0)
 

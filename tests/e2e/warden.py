@@ -5,12 +5,14 @@ The group ends when the server does, on SIGTERM, and when the process that start
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import FrameType
 
 from backends.lifetime import die_with_parent
@@ -18,6 +20,7 @@ from backends.lifetime import die_with_parent
 GRACE_S = 6.0
 POLL_INTERVAL_S = 0.2
 ANSWER_TIMEOUT_S = 5.0
+_SEGMENT = re.compile(r"/dev/shm/psm_\w+")
 
 
 def main(url: str, ready_path: str, command: list[str]) -> None:
@@ -42,7 +45,21 @@ def main(url: str, ready_path: str, command: list[str]) -> None:
         except subprocess.TimeoutExpired:
             pass
     finally:
+        for segment in find_segments(os.getpgrp()):
+            segment.unlink(missing_ok=True)
         os.killpg(0, signal.SIGKILL)
+
+
+def find_segments(group: int) -> set[Path]:
+    """Files of shared memory that a process group's members use; a member that is killed leaves them behind."""
+    found: set[Path] = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getpgid(int(folder.name)) == group:
+                found |= {Path(name) for name in _SEGMENT.findall((folder / "maps").read_text())}
+        except OSError:
+            continue  # it has ended meanwhile, or is not ours
+    return found
 
 
 class _Stopped(BaseException):
