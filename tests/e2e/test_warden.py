@@ -43,8 +43,8 @@ def _lives(pid: int) -> bool:
 
 async def _ends(folder: Path) -> bool:
     async def is_gone() -> bool:
-        segment = Path((folder / "sleeper.segment").read_text())
-        return not _lives(int((folder / "sleeper").read_text())) and not segment.exists()
+        segment = (folder / "sleeper.segment").read_text()
+        return not _lives(int((folder / "sleeper").read_text())) and not os.path.exists(segment)  # noqa: ASYNC240
 
     return await eventually(is_gone, 20.0)
 

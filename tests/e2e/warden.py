@@ -27,6 +27,7 @@ def main(url: str, ready_path: str, command: list[str]) -> None:
     """Run ``command`` until it ends or this process is told to end; does not return."""
     parent = os.getppid()
     os.setsid()
+    segments: set[Path] = set()
     signal.signal(signal.SIGTERM, _raise_stop)
     die_with_parent(signal.SIGTERM, parent_pid=parent)
     try:
@@ -39,13 +40,14 @@ def main(url: str, ready_path: str, command: list[str]) -> None:
             server.wait()
     except _Stopped:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        segments = find_segments(os.getpgrp())
         server.terminate()
         try:
             server.wait(GRACE_S)
         except subprocess.TimeoutExpired:
             pass
     finally:
-        for segment in find_segments(os.getpgrp()):
+        for segment in segments | find_segments(os.getpgrp()):
             segment.unlink(missing_ok=True)
         os.killpg(0, signal.SIGKILL)
 
