@@ -12,7 +12,7 @@ from gateway.demo.cluster import MODEL, Cluster, find_free_ports, region_of
 from gateway.demo.processes import Child
 from tests.e2e.warden import find_segments
 
-RATE_MBIT = 20.0
+RATE_MBIT = 40.0
 START_PATIENCE_S = 420.0
 L1_GB = 0.5
 KV_CACHE_BYTES = 128 << 20
