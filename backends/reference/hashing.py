@@ -6,7 +6,7 @@ find another's blocks. They are the same in every engine process; KV events carr
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NewType
 
 BlockHash = NewType("BlockHash", bytes)
@@ -19,9 +19,15 @@ def root_hash(cache_salt: str | None) -> BlockHash:
     return BlockHash(hashlib.blake2b((cache_salt or "").encode(), digest_size=HASH_BYTES).digest())
 
 
-def block_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    """Hash of one full block after ``parent``."""
-    return BlockHash(hashlib.blake2b(parent + array("q", token_ids).tobytes(), digest_size=HASH_BYTES).digest())
+def chain_hashes(parent: BlockHash, token_ids: Sequence[int], block_tokens: int) -> Iterator[BlockHash]:
+    """Hashes of the full blocks of ``token_ids``, the first after ``parent`` and each after the one before."""
+    ids = memoryview(array("q", token_ids)).cast("B")
+    step = block_tokens * 8
+    for start in range(0, len(ids) - step + 1, step):
+        digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
+        digest.update(ids[start : start + step])
+        parent = BlockHash(digest.digest())
+        yield parent
 
 
 def external_hash(value: BlockHash) -> int:

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backends.reference.hashing import BlockHash, block_hash, root_hash
+from backends.reference.hashing import BlockHash, chain_hashes, root_hash
 
 
 class Phase(enum.Enum):
@@ -77,7 +77,8 @@ class Sequence:
         """Hashes of the blocks that the first ``tokens`` tokens fill; computed once each."""
         size = self.block_size_tokens
         count = tokens // size
-        for index in range(len(self._hashes), count):
-            parent = self._hashes[index - 1] if index else root_hash(self.params.cache_salt)
-            self._hashes.append(block_hash(parent, self.tokens[index * size : (index + 1) * size]))
+        known = len(self._hashes)
+        if known < count:
+            parent = self._hashes[-1] if known else root_hash(self.params.cache_salt)
+            self._hashes += chain_hashes(parent, self.tokens[known * size : count * size], size)
         return self._hashes[:count]

@@ -119,9 +119,8 @@ def check_supported(request: CompletionRequest) -> None:
 
 def check_ids(ids: list[Any], vocab_tokens: int, param: str) -> list[int]:
     """``ids`` when all are token ids of the model. Raises BadRequest."""
-    for value in ids:
-        if type(value) is not int or not 0 <= value < vocab_tokens:
-            raise BadRequest(f"{param} must hold token ids between 0 and {vocab_tokens - 1}", param)
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_tokens):
+        raise BadRequest(f"{param} must hold token ids between 0 and {vocab_tokens - 1}", param)
     return ids
 
 

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backends.reference.blocks import BlockPool, Cleared, PoolEvent, Removed, Stored
-from backends.reference.hashing import BlockHash, block_hash, root_hash
+from backends.reference.hashing import BlockHash, chain_hashes, root_hash
 
 ROOT = root_hash(None)
 
@@ -12,7 +12,7 @@ def chain(*blocks: list[int]) -> list[BlockHash]:
     """Hashes of consecutive blocks."""
     hashes: list[BlockHash] = []
     for tokens in blocks:
-        hashes.append(block_hash(hashes[-1] if hashes else ROOT, tokens))
+        hashes += chain_hashes(hashes[-1] if hashes else ROOT, tokens, len(tokens))
     return hashes
 
 
@@ -119,7 +119,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.next_token += fresh
         parent: BlockHash | None = None
         for block in blocks:
-            value = block_hash(parent or ROOT, [self.next_token])
+            value = next(chain_hashes(parent or ROOT, [self.next_token], 1))
             self.pool.commit(block, value, parent, [self.next_token], None)
             parent = value
 

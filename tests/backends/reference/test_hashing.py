@@ -1,4 +1,9 @@
-from backends.reference.hashing import block_hash, external_hash, root_hash, store_salt
+from backends.reference.hashing import BlockHash, chain_hashes, external_hash, root_hash, store_salt
+
+
+def block_hash(parent: BlockHash, token_ids: list[int]) -> BlockHash:
+    """Hash of one full block after ``parent``."""
+    return next(chain_hashes(parent, token_ids, len(token_ids)))
 
 
 def test_hash_depends_on_all_tokens_before() -> None:
@@ -20,3 +25,11 @@ def test_hashes_are_the_same_in_every_process() -> None:
     assert external_hash(value) == int.from_bytes(value[:8], "big")
     assert 0 <= external_hash(value) < 2**64
     assert store_salt("tenant-a") == "80a707af7dc77ee1228f9127180f3964"
+
+
+def test_a_chain_is_that_of_its_blocks_and_leaves_out_the_rest() -> None:
+    """Hashing many blocks at once gives what hashing them one by one gives; a block that is not full has no hash."""
+    root = root_hash(None)
+    first = block_hash(root, [1, 2])
+    assert list(chain_hashes(root, [1, 2, 3, 4, 5], 2)) == [first, block_hash(first, [3, 4])]
+    assert list(chain_hashes(root, [1], 2)) == []
