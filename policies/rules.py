@@ -55,6 +55,15 @@ class HandoffRules(Section, frozen=True):
         float,
         Meta(ge=0, le=100, description="In auto mode, an RLD with at least this load is freed by one_shot. 0: always."),
     ] = 0.75
+    reserve_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="While MD catches up, RLD's tokens are given out a little more slowly, at most this much late; "
+            "what is in reserve then bridges the joint. 0: every token is given out at once.",
+        ),
+    ] = 0.08
     free_gap_s: Annotated[
         float,
         Meta(

@@ -27,6 +27,8 @@ from gateway.settings import parse_settings
 from policies.rules import Rules
 
 CONFIG, REQUEST = "gateway.yaml", "request.json"
+TOKENS_PER_WORD = 1.25
+LONGEST_ANSWER_TOKENS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,10 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="any Llama or Qwen directory")
     parser.add_argument("--listen", default="127.0.0.1:8000", metavar="HOST:PORT", help="the gateway's address")
-    parser.add_argument("--rate-mbit", type=float, default=40.0, help="rate of the link between the regions")
+    parser.add_argument("--rate-mbit", type=float, default=30.0, help="rate of the link between the regions")
     parser.add_argument("--delay-ms", type=float, default=15.0, help="its one-way delay")
     parser.add_argument("--words", type=int, default=4000, help="words in the prompts")
-    parser.add_argument("--tokens", type=int, default=480, help="tokens in each answer")
+    parser.add_argument(
+        "--tokens", type=int, help="tokens in each answer; default: as many as RLD makes while the KV crosses, and more"
+    )
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
 
 
@@ -84,9 +88,10 @@ async def _show(
 ) -> int:
     rtt_s = await measure_rtt(cluster.through_link["md1"]) - await measure_rtt(cluster.children["md1"].url)
     console.print("[dim]warming up[/dim]")
-    await warm_up(base_url)
+    warm = await warm_up(base_url)
+    tokens = args.tokens or outlast_transfer(args, warm.median_itl_s)
     stage = Stage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
-    runs = await run_scenarios(stage, args.words, args.tokens)
+    runs = await run_scenarios(stage, args.words, tokens)
     print_table(console, runs, rtt_s)
     print_answer(console, runs["catch_up"])
     identical = all(run.identical for run in runs.values())
@@ -99,12 +104,19 @@ async def _show(
     if not args.once:
         gateway.rulebook.replace(Rules())
         print_usage(console, base_url, MODEL)
-        request = {"model": MODEL, "max_tokens": args.tokens, "messages": [user(long_prompt(4, args.words))]}
+        request = {"model": MODEL, "max_tokens": tokens, "messages": [user(long_prompt(4, args.words))]}
         (cluster.folder / REQUEST).write_bytes(msgspec.json.encode(request))
         print_explain(console, cluster.folder / CONFIG, cluster.folder / REQUEST)
         console.print("Serving until Ctrl-C.")
         await stop.wait()
     return 0 if identical else 1
+
+
+def outlast_transfer(args: argparse.Namespace, itl_s: float) -> int:
+    """Length of an answer that RLD cannot end before a cold prompt's KV has crossed, so that MD has its part."""
+    prompt_bytes = args.words * TOKENS_PER_WORD * kv_bytes_per_token(args.model)
+    crossing_s = prompt_bytes * 8 / (args.rate_mbit * 1e6)
+    return min(LONGEST_ANSWER_TOKENS, 60 + int(1.2 * crossing_s / max(itl_s, 0.001)))
 
 
 def kv_bytes_per_token(model: Path, bytes_per_value: int = 4) -> int:

@@ -31,6 +31,7 @@ class Run:
     sent_s: float = 0.0
     moments: list[tuple[float, str, list[int]]] = field(default_factory=list)
     pieces: list[tuple[str, str]] = field(default_factory=list)
+    parts: list[tuple[list[int], str]] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
     prompt_tokens: int = 0
     wan_bytes: int = 0
@@ -46,10 +47,14 @@ class Run:
         """All ids of the answer."""
         return [id_ for _, _, ids in self.moments for id_ in ids]
 
-    @property
-    def text(self) -> str:
-        """The answer."""
-        return "".join(piece for _, piece in self.pieces)
+    def text_until(self, ends: frozenset[int]) -> str:
+        """The answer up to where the model would have ended it; it is made to go on for the sake of measuring."""
+        text = ""
+        for ids, content in self.parts:
+            if not ends.isdisjoint(ids):
+                break
+            text += content
+        return text
 
     @property
     def ttft_s(self) -> float:
@@ -125,14 +130,15 @@ async def run_scenarios(stage: Stage, words: int, tokens: int) -> dict[str, Run]
         await measure(name, rules, [user(long_prompt(seed, words))])
     first = user(long_prompt(3, words))
     answer = await measure("catch_up", CATCH_UP, [first])
-    turns = [first, {"role": "assistant", "content": answer.text}, user(follow_up(3))]
+    said = answer.text_until(stage.gateway.served[MODEL].eos_token_ids)
+    turns = [first, {"role": "assistant", "content": said}, user(follow_up(3))]
     await measure("second_turn", {}, turns)
     return runs
 
 
-async def warm_up(base_url: str) -> None:
+async def warm_up(base_url: str) -> Run:
     """The first steps of an engine are slow; nobody shall measure them."""
-    await stream_chat(base_url, MODEL, [user(long_prompt(999, 150))], 32)
+    return await stream_chat(base_url, MODEL, [user(long_prompt(999, 150))], 64)
 
 
 def user(content: str) -> Message:
@@ -180,6 +186,7 @@ def _note(run: Run, chunk: dict[str, Any], now_s: float) -> None:
         if ids:
             run.moments.append((now_s, made_by, ids))
         content = choice["delta"].get("content")
+        run.parts.append((ids, content or ""))
         if content:
             run.pieces.append((made_by, content))
 

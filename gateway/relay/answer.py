@@ -16,6 +16,7 @@ from gateway.relay.cast import Cast
 from gateway.relay.legs import ROLE_OF, build_leg
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.pace import Pace
+from gateway.relay.pacing import Pacer
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import (
     Action,
@@ -34,6 +35,7 @@ from gateway.relay.steps import (
     LegKind,
     LegTokens,
     NoInstance,
+    Phase,
     RetryDue,
     RetryLater,
     StartLeg,
@@ -57,7 +59,8 @@ class Course:
     """All that was decided for one answer before it began.
 
     ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may
-    take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting.
+    take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting. ``reserve_s``: see
+    ``pacing``.
     ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way. ``note_held`` is told
     which instance now caches which ids, ``note_moved`` that the receiving store has the prompt, ``note_length`` the
     answer's length.
@@ -70,6 +73,7 @@ class Course:
     path: KvPath | None
     transfer: TransferRequest
     patience_s: float
+    reserve_s: float
     keep_transfer: Callable[[int], bool]
     note_held: Callable[[str, Sequence[int]], None]
     note_moved: Callable[[], None]
@@ -95,12 +99,14 @@ class RelayAnswer:
         self._record = record
         self._splice = Splice(course.terms)
         self._mailbox = Mailbox()
-        self._out: deque[AnswerEvent] = deque()
+        self._out: deque[tuple[float, AnswerEvent]] = deque()
+        self._pacer = Pacer(course.reserve_s)
         self._legs: dict[LegId, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
         self._transfer: asyncio.Task[bool] | None = None
         self._transfers = 0
+        self._wakes_s = 0.0
         self._draining: set[asyncio.Task[None]] = set()
         self._error: GenerationFailed | None = None
         self._last_failure: BackendError | None = None
@@ -122,7 +128,7 @@ class RelayAnswer:
         """Tell the splice of a stop string; what waits to be read lies behind it."""
         self._out.clear()
         if self._ended:
-            self._out.append(self._finish("stop", None, completion_tokens))
+            self._put(self._finish("stop", None, completion_tokens))
         else:
             self._feed(StopMatched(completion_tokens))
 
@@ -135,20 +141,27 @@ class RelayAnswer:
         heard_s = loop.time()
         try:
             while True:
-                while self._out:
-                    yield self._out.popleft()
-                if self._error is not None:
+                while self._out and self._out[0][0] <= self._pools.clock():
+                    _, ready = self._out.popleft()
+                    if isinstance(ready, Tokens):
+                        self._record.tokens(ready)
+                    yield ready
+                if self._out:
+                    self._wake(self._out[0][0])
+                elif self._error is not None:
                     raise self._error
-                if self._ended:
+                elif self._ended:
                     return
                 event = await self._mailbox.get()
                 if event is not None:
                     heard_s = loop.time()
                     self._feed(event)
                     continue
+                self._wakes_s = 0.0
                 if loop.time() >= heard_s + quiet_s:
                     heard_s = loop.time()
-                    self._out.append(KeepAlive())
+                    self._put(KeepAlive())
+                tick.cancel()
                 tick = loop.call_at(heard_s + quiet_s, self._mailbox.post, None)
         finally:
             tick.cancel()
@@ -208,9 +221,21 @@ class RelayAnswer:
 
     def _emit(self, action: Emit) -> None:
         instance = self._started_on[action.leg]
-        role = instance.spec.role
-        self._record.tokens(role, instance.spec.id, action.position, len(action.ids))
-        self._out.append(Tokens(action.position, action.ids, action.logprobs, role.value, instance.spec.id))
+        filling = self._splice.phase is Phase.CATCH_UP
+        due_s = self._pacer.schedule(self._pools.clock(), len(action.ids), filling=filling)
+        tokens = Tokens(action.position, action.ids, action.logprobs, instance.spec.role.value, instance.spec.id)
+        self._out.append((due_s, tokens))
+
+    def _put(self, event: KeepAlive | Finish) -> None:
+        """Give an event out after all that waits."""
+        self._out.append((self._out[-1][0] if self._out else 0.0, event))
+
+    def _wake(self, due_s: float) -> None:
+        """Come back when the next token is due."""
+        if due_s > self._wakes_s:
+            self._wakes_s = due_s
+            wait_s = max(0.0, due_s - self._pools.clock())
+            self._timers.append(asyncio.get_running_loop().call_later(wait_s, self._mailbox.post, None))
 
     def _end(self, action: End) -> None:
         self._ended = True
@@ -219,7 +244,7 @@ class RelayAnswer:
             self._align()
         else:
             self._stop_transfer("finished_first")
-        self._out.append(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+        self._put(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
         self._record.finished(action.reason, made, self._prefill_usage)
         self._course.note_length(made)
 

@@ -132,6 +132,7 @@ class RelayService:
             path=link.path if link else None,
             transfer=self._transfer(request, link),
             patience_s=_patience_s(decision, rules),
+            reserve_s=rules.handoff.reserve_s,
             keep_transfer=lambda made: self._keep_transfer(decision, made, rules),
             note_held=lambda instance, ids: self._note_held(request, instance, ids),
             note_moved=lambda: self._note_moved(request, link),

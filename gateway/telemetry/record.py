@@ -4,7 +4,7 @@ from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
 from gateway.relay.splice import Splice
 from gateway.relay.steps import StartLeg
-from gateway.relay.types import GenerationFailed
+from gateway.relay.types import GenerationFailed, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
 from policies.types import Plan, Role
@@ -33,8 +33,9 @@ class Record:
         """Add something to the timeline only."""
         self._timeline.note(what, **details)
 
-    def tokens(self, role: Role, instance: str, position: int, count: int) -> None:
-        """``count`` ids were given to the client."""
+    def tokens(self, given: Tokens) -> None:
+        """The client gets these ids now."""
+        role, instance = Role(given.role), given.instance
         now_s = self._timeline.clock()
         if self._last is None:
             ttft_s = now_s - self._timeline.started_s
@@ -44,9 +45,9 @@ class Record:
         elif self._last[1] != instance:
             gap_s = now_s - self._last[2]
             self._metrics.joint_gap.labels(self._model).observe(gap_s)
-            self.note("joint", role=role.value, instance=instance, position=position, gap_s=round(gap_s, 6))
+            self.note("joint", role=role.value, instance=instance, position=given.position, gap_s=round(gap_s, 6))
         self._last = (role, instance, now_s)
-        self._roles[role.value] = self._roles.get(role.value, 0) + count
+        self._roles[role.value] = self._roles.get(role.value, 0) + len(given.ids)
 
     def leg_started(self, start: StartLeg, instance: str) -> None:
         """A leg begins."""

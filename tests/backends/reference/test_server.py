@@ -163,11 +163,11 @@ async def test_the_engine_describes_itself() -> None:
         await post(rig.url, prompt=PROMPT)
         (model,) = (await get(rig.url, "/v1/models")).json()["data"]
         metrics = (await get(rig.url, "/metrics")).text
-        (source,) = (await get(rig.url, "/kv_event_sources")).json()
+        ((rank, source),) = (await get(rig.url, "/kv_event_sources")).json().items()
         assert (await get(rig.url, "/health")).status_code == 200
     await publisher.aclose()
     assert (model["id"], model["max_model_len"]) == ("tiny", 200)
-    assert source["endpoint"].startswith("tcp://127.0.0.1:") and source["data_parallel_rank"] == 0
+    assert source["endpoint"].startswith("tcp://127.0.0.1:") and rank == "0"
     for name in (
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
