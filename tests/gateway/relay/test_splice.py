@@ -392,3 +392,30 @@ def test_client_may_leave_or_stop_at_any_time(
         world.leave()
     assert not world.running
     assert world.emitted == unsplit(100, None)[: len(world.emitted)]
+
+
+DONE = (*EAGER, tokens(A, EOS, finish="stop"))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [KvReady(), KvFailed(), KvLate(), StopMatched(2), LegEnded(A), LegFailed(A), NoInstance(A), tokens(A, 5)],
+    ids=lambda event: type(event).__name__,
+)
+def test_what_comes_after_the_end_changes_nothing(event: Event) -> None:
+    """Once the answer has ended, late news of legs, KV and stop strings are taken and lead to nothing."""
+    splice = begun(TERMS, *DONE)
+    assert splice.feed(event) == []
+    assert splice.phase is Phase.DONE and splice.log == [10, 11, 12, 13, EOS]
+
+
+def test_a_retry_that_is_due_after_the_end_leads_to_nothing() -> None:
+    """A back-off that outlives the answer opens no new transfer."""
+    splice = begun(TERMS, *EAGER, KvFailed(), tokens(A, EOS, finish="stop"))
+    assert splice.feed(RetryDue()) == []
+
+
+def test_a_finish_may_come_without_ids() -> None:
+    """SPL-22, SPL-39: a leg that ends at once, with no id, ends the answer and shows nothing."""
+    actions = begun(replace(TERMS, decide=at_once), *EAGER, KvReady()).feed(tokens(B, finish="stop"))
+    assert actions == [CloseLeg(B), End("stop", terminator=False, align=False)]
