@@ -1,22 +1,21 @@
 """Runs one answer: feeds the splice with what engines, link and clock do, and carries out what it says."""
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from backends.base import KvPath
-from backends.errors import BackendError, EngineRejected, TransferFailed
+from backends.errors import BackendError, EngineRejected
 from backends.types import EngineFinish, LegRequest, LegUsage, TransferRequest
 from gateway.control.pools import Instance, Pools
 from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.cast import Cast
 from gateway.relay.legs import ROLE_OF, build_leg
 from gateway.relay.mailbox import Mailbox
+from gateway.relay.outbox import Outbox
 from gateway.relay.pace import Pace
-from gateway.relay.pacing import Pacer
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import (
     Action,
@@ -26,7 +25,6 @@ from gateway.relay.steps import (
     End,
     Event,
     Fail,
-    KvFailed,
     KvLate,
     KvReady,
     LegEnded,
@@ -43,6 +41,7 @@ from gateway.relay.steps import (
     StopMatched,
     StopTransfer,
 )
+from gateway.relay.transfer import Transfer
 from gateway.relay.types import AnswerEvent, Finish, GenerationFailed, GenerationRequest, KeepAlive, Tokens
 from gateway.telemetry.record import Record
 from policies.rules import RelayRules
@@ -99,14 +98,11 @@ class RelayAnswer:
         self._record = record
         self._splice = Splice(course.terms)
         self._mailbox = Mailbox()
-        self._out: deque[tuple[float, AnswerEvent]] = deque()
-        self._pacer = Pacer(course.reserve_s)
+        self._outbox = Outbox(course.reserve_s, pools.clock, lambda: self._mailbox.post(None))
+        self._transfer = Transfer(course.path, course.transfer, record, self._mailbox.post, course.note_moved)
         self._legs: dict[LegId, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
-        self._transfer: asyncio.Task[bool] | None = None
-        self._transfers = 0
-        self._wakes_s = 0.0
         self._draining: set[asyncio.Task[None]] = set()
         self._error: GenerationFailed | None = None
         self._last_failure: BackendError | None = None
@@ -126,9 +122,9 @@ class RelayAnswer:
 
     def stop_at(self, completion_tokens: int) -> None:
         """Tell the splice of a stop string; what waits to be read lies behind it."""
-        self._out.clear()
+        self._outbox.clear()
         if self._ended:
-            self._put(self._finish("stop", None, completion_tokens))
+            self._outbox.put(self._finish("stop", None, completion_tokens))
         else:
             self._feed(StopMatched(completion_tokens))
 
@@ -141,13 +137,12 @@ class RelayAnswer:
         heard_s = loop.time()
         try:
             while True:
-                while self._out and self._out[0][0] <= self._pools.clock():
-                    _, ready = self._out.popleft()
+                while (ready := self._outbox.take()) is not None:
                     if isinstance(ready, Tokens):
                         self._record.tokens(ready)
                     yield ready
-                if self._out:
-                    self._wake(self._out[0][0])
+                if self._outbox:
+                    self._outbox.arm()
                 elif self._error is not None:
                     raise self._error
                 elif self._ended:
@@ -157,14 +152,14 @@ class RelayAnswer:
                     heard_s = loop.time()
                     self._feed(event)
                     continue
-                self._wakes_s = 0.0
                 if loop.time() >= heard_s + quiet_s:
                     heard_s = loop.time()
-                    self._put(KeepAlive())
+                    self._outbox.put(KeepAlive())
                 tick.cancel()
                 tick = loop.call_at(heard_s + quiet_s, self._mailbox.post, None)
         finally:
             tick.cancel()
+            self._outbox.close()
 
     async def aclose(self) -> None:
         """End everything that still runs for this answer, except what was handed to the aligner."""
@@ -173,8 +168,8 @@ class RelayAnswer:
             timer.cancel()
         if self._draining:
             await asyncio.wait(self._draining, timeout=DRAIN_S)
-        self._stop_transfer("closed")
-        tasks = [*self._tasks, *([self._transfer] if self._transfer else [])]
+        await self._transfer.aclose()
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -207,9 +202,9 @@ class RelayAnswer:
                 case CloseLeg(leg):
                     self._close(leg)
                 case StartTransfer():
-                    self._start_transfer()
+                    self._transfer.start()
                 case StopTransfer():
-                    self._stop_transfer("stopped")
+                    self._transfer.stop("stopped")
                 case RetryLater(attempt):
                     rules = self._course.rules
                     wait_s = rules.transfer_retry_backoff_s * 2.0 ** min(attempt - 1, 30)
@@ -221,21 +216,8 @@ class RelayAnswer:
 
     def _emit(self, action: Emit) -> None:
         instance = self._started_on[action.leg]
-        filling = self._splice.phase is Phase.CATCH_UP
-        due_s = self._pacer.schedule(self._pools.clock(), len(action.ids), filling=filling)
         tokens = Tokens(action.position, action.ids, action.logprobs, instance.spec.role.value, instance.spec.id)
-        self._out.append((due_s, tokens))
-
-    def _put(self, event: KeepAlive | Finish) -> None:
-        """Give an event out after all that waits."""
-        self._out.append((self._out[-1][0] if self._out else 0.0, event))
-
-    def _wake(self, due_s: float) -> None:
-        """Come back when the next token is due."""
-        if due_s > self._wakes_s:
-            self._wakes_s = due_s
-            wait_s = max(0.0, due_s - self._pools.clock())
-            self._timers.append(asyncio.get_running_loop().call_later(wait_s, self._mailbox.post, None))
+        self._outbox.add(tokens, filling=self._splice.phase is Phase.CATCH_UP)
 
     def _end(self, action: End) -> None:
         self._ended = True
@@ -243,8 +225,8 @@ class RelayAnswer:
         if action.align and self._course.keep_transfer(made):
             self._align()
         else:
-            self._stop_transfer("finished_first")
-        self._put(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+            self._transfer.stop("finished_first")
+        self._outbox.put(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
         self._record.finished(action.reason, made, self._prefill_usage)
         self._course.note_length(made)
 
@@ -329,40 +311,16 @@ class RelayAnswer:
 
     # The KV
 
-    def _start_transfer(self) -> None:
-        if self._course.path is not None:
-            self._transfers += 1
-            self._record.note("transfer_started")
-            self._transfer = asyncio.create_task(self._move(self._course.path))
-
-    def _stop_transfer(self, why: str) -> None:
-        if self._transfer is not None and not self._transfer.done():
-            self._transfer.cancel()
-            self._record.note("transfer_stopped", why=why)
-
-    async def _move(self, path: KvPath) -> bool:
-        request = replace(self._course.transfer, transfer_id=f"{self._course.transfer.transfer_id}-{self._transfers}")
-        try:
-            async with aclosing(path.transfer(request)) as stream:
-                async for progress in stream:
-                    self._record.transfer(progress)
-        except TransferFailed as error:
-            self._record.note("transfer_failed", why=str(error))
-            self._mailbox.post(KvFailed())
-            return False
-        self._course.note_moved()
-        self._mailbox.post(KvReady())
-        return True
-
     def _align(self) -> None:
         main = self._cast.pick(ROLE_OF[LegKind.FINAL])
         if main is not None:
-            job = AlignJob(self._course.request, tuple(self._splice.log), main, self._course.rules, self._transfer)
+            job = AlignJob(
+                self._course.request, tuple(self._splice.log), main, self._course.rules, self._transfer.give_away()
+            )
             self._aligner.adopt(job)
-            self._transfer = None
             self._record.note("aligning", instance=main.spec.id)
         else:
-            self._stop_transfer("no_main_instance")
+            self._transfer.stop("no_main_instance")
 
     # Tasks and timers
 

@@ -1,0 +1,73 @@
+"""The KV's way to the main region, for one answer."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import replace
+
+from backends.base import KvPath
+from backends.errors import TransferFailed
+from backends.types import TransferRequest
+from gateway.relay.steps import Event, KvFailed, KvReady
+from gateway.telemetry.record import Record
+
+
+class Transfer:
+    """Opens the transfer, again after a failure under a new id, and tells ``post`` how it ended.
+
+    ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt.
+    """
+
+    def __init__(
+        self,
+        path: KvPath | None,
+        request: TransferRequest,
+        record: Record,
+        post: Callable[[Event], None],
+        note_moved: Callable[[], None],
+    ) -> None:
+        self._path = path
+        self._request = request
+        self._record = record
+        self._post = post
+        self._note_moved = note_moved
+        self._opened = 0
+        self._task: asyncio.Task[bool] | None = None
+
+    def start(self) -> None:
+        """Open it."""
+        if self._path is not None:
+            self._opened += 1
+            self._record.note("transfer_started")
+            self._task = asyncio.create_task(self._move(self._path))
+
+    def stop(self, why: str) -> None:
+        """Stop it if it still runs."""
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            self._record.note("transfer_stopped", why=why)
+
+    def give_away(self) -> asyncio.Task[bool] | None:
+        """Leave it to somebody else, who learns from the task whether all KV has crossed; None: none was started."""
+        task, self._task = self._task, None
+        return task
+
+    async def aclose(self) -> None:
+        """Stop it, and wait until its connection is closed."""
+        if self._task is not None:
+            self.stop("closed")
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _move(self, path: KvPath) -> bool:
+        request = replace(self._request, transfer_id=f"{self._request.transfer_id}-{self._opened}")
+        try:
+            async with aclosing(path.transfer(request)) as stream:
+                async for progress in stream:
+                    self._record.transfer(progress)
+        except TransferFailed as error:
+            self._record.note("transfer_failed", why=str(error))
+            self._post(KvFailed())
+            return False
+        self._note_moved()
+        self._post(KvReady())
+        return True
