@@ -1,6 +1,7 @@
 """Tests of the private Valkey server."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -64,5 +65,6 @@ async def test_dies_with_a_killed_owner() -> None:
     owner.send_signal(signal.SIGKILL)
     await owner.wait()
     async with asyncio.timeout(5):
-        assert await reader.read() == b""
+        with contextlib.suppress(ConnectionResetError):  # a killed server's connection ends this way or the other
+            assert await reader.read() == b""
     writer.close()
