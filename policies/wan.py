@@ -1,4 +1,4 @@
-"""How long the KV that MD lacks takes to cross a WAN link, and how a link's rate is learnt.
+"""How long the KV that MD lacks takes to cross a WAN link.
 
 The KV store holds full chunks only, so a hit counts down to its chunk and the prompt's tail never crosses. A bridge
 shares its link fairly and lets small transfers go first, so while a transfer runs each other one gets at most as many
@@ -61,19 +61,3 @@ def estimate_transfer(prompt_tokens: int, hit: Hit | None, link: LinkView, snaps
         total_s=crossing_s(wan_bytes, link),
         worst_s=worst_s,
     )
-
-
-def learn_rate(
-    known_bytes_per_s: float | None, moved_bytes: int, busy_s: float, window_s: float = 30.0
-) -> float | None:
-    """Blend one observation (``moved_bytes`` in ``busy_s`` seconds of work) into a link's rate.
-
-    Longer observations weigh more; after ``window_s`` of work an old rate counts 37 %. Empty ones change nothing.
-    """
-    if moved_bytes <= 0 or busy_s <= 0:
-        return known_bytes_per_s
-    seen = moved_bytes / busy_s
-    if known_bytes_per_s is None:
-        return seen
-    keep = math.exp(-busy_s / window_s)
-    return known_bytes_per_s * keep + seen * (1 - keep)

@@ -62,7 +62,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 def _description(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         texts = [meta.description for meta in hint.__metadata__ if isinstance(meta, msgspec.Meta) and meta.description]
-        return " ".join(texts) or _description(get_args(hint)[0])
+        return " ".join(texts).replace("``", "`") or _description(get_args(hint)[0])
     return ""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.e2e.kit import RATE_MBIT
-from tests.integration.regions import Asked, Regions, eventually
+from tests.integration.regions import Asked, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
@@ -18,26 +18,6 @@ ANSWER_TOKENS = 400
 LONG_ANSWER_TOKENS = 3000
 IDLE_S = 3.0
 QUIET_BYTES = 8192
-
-
-async def in_prefill(regions: Regions) -> None:
-    """P computes the prompt."""
-    assert await regions.reached("leg_started", kind="prefill")
-
-
-async def in_eager(regions: Regions) -> None:
-    """RLD writes while the KV is on its way."""
-    assert await regions.reached("leg_started", kind="relay")
-
-
-async def in_catch_up(regions: Regions) -> None:
-    """MD extends while RLD writes."""
-    assert await regions.reached("leg_started", kind="extend")
-
-
-async def in_main(regions: Regions) -> None:
-    """MD writes."""
-    assert await regions.reached("joint", role="MD")
 
 
 async def _ask_and_break(

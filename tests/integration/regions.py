@@ -206,3 +206,23 @@ async def open_regions(
                 serving.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await serving
+
+
+async def in_prefill(regions: Regions) -> None:
+    """P computes the prompt."""
+    assert await regions.reached("leg_started", kind="prefill")
+
+
+async def in_eager(regions: Regions) -> None:
+    """RLD writes while the KV is on its way."""
+    assert await regions.reached("leg_started", kind="relay")
+
+
+async def in_catch_up(regions: Regions) -> None:
+    """MD extends while RLD writes."""
+    assert await regions.reached("leg_started", kind="extend")
+
+
+async def in_main(regions: Regions) -> None:
+    """MD writes."""
+    assert await regions.reached("joint", role="MD")

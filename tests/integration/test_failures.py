@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.integration.regions import ANSWER_TOKENS, Regions, eventually
+from tests.integration.regions import ANSWER_TOKENS, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -55,26 +55,6 @@ def _heal_soon(regions: Regions) -> None:
     task = asyncio.ensure_future(regions.cluster.control_wan("stall", on=False))
     _healing.add(task)
     task.add_done_callback(_healing.discard)
-
-
-async def in_prefill(regions: Regions) -> None:
-    """P computes the prompt."""
-    assert await regions.reached("leg_started", kind="prefill")
-
-
-async def in_eager(regions: Regions) -> None:
-    """RLD writes while the KV is on its way."""
-    assert await regions.reached("leg_started", kind="relay")
-
-
-async def in_catch_up(regions: Regions) -> None:
-    """MD extends while RLD writes."""
-    assert await regions.reached("leg_started", kind="extend")
-
-
-async def in_main(regions: Regions) -> None:
-    """MD writes."""
-    assert await regions.reached("joint", role="MD")
 
 
 @pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.types import Estimate, Hit
-from policies.wan import crossing_s, estimate_transfer, learn_rate, missing_tokens, soonest_s
+from policies.wan import crossing_s, estimate_transfer, missing_tokens, soonest_s
 from tests.policies.build import KV_BYTES, link, snapshot
 
 
@@ -77,23 +77,3 @@ def test_missing_is_whole_chunks_and_within_the_prompt(prompt: int, reach: int, 
     missing = missing_tokens(prompt, reach, chunk)
     assert missing % chunk == 0
     assert 0 <= missing <= missing_tokens(prompt, 0, chunk) <= prompt
-
-
-@pytest.mark.parametrize(("moved", "busy"), [(0, 1.0), (100, 0.0), (100, -1.0)])
-def test_empty_observations_teach_nothing(moved: int, busy: float) -> None:
-    """Without bytes or time the rate stays as it is."""
-    assert learn_rate(5.0, moved, busy) == 5.0
-
-
-def test_the_first_observation_is_the_rate() -> None:
-    """With nothing known the first observation is taken as it is."""
-    assert learn_rate(None, 100, 4.0) == 25.0
-
-
-@given(known=st.floats(1, 1e10), moved=st.integers(1, 10**10), busy=st.floats(0.001, 1e3))
-def test_learnt_rate_lies_between(known: float, moved: int, busy: float) -> None:
-    """A learnt rate lies between the old one and the observed one."""
-    seen = moved / busy
-    rate = learn_rate(known, moved, busy)
-    assert rate is not None
-    assert min(known, seen) * (1 - 1e-9) <= rate <= max(known, seen) * (1 + 1e-9)
