@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from hashlib import blake2b
 from typing import Any
 from uuid import uuid4
 
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.control.learning import Learning, News
+from gateway.control.naming import digest
 from policies.output_length import Lengths
 from policies.types import Alignment
 
@@ -174,13 +174,8 @@ class Ledger:
             self._learning.learn_lengths(key, Lengths(tuple(counts), int(samples)))
 
     def _key(self, kind: str, model: str, tenant: str | None = None) -> str:
-        key = f"{self._prefix}:{{{_digest(model)}}}:{kind}"
-        return key if tenant is None else f"{key}:{_digest(tenant)}"
-
-
-def _digest(name: str) -> str:
-    """Names may hold anything; braces would move keys to other slots of a cluster."""
-    return blake2b(name.encode(), digest_size=16).hexdigest()
+        key = f"{self._prefix}:{{{digest(model)}}}:{kind}"
+        return key if tenant is None else f"{key}:{digest(tenant)}"
 
 
 def _pack_hits(seen: Alignment) -> bytes:

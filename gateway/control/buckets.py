@@ -1,0 +1,127 @@
+"""The arithmetic of a tenant's limits: token buckets, and what is left of them. No I/O and no clock."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Limit = Literal["requests", "tokens", "concurrent"]
+MINUTE_S = 60.0
+SLOT_WAIT_S = 1.0
+"""When to come back where an answer of one's own must end first: nobody knows, so soon."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a tenant may use, over all gateway processes; None: no limit.
+
+    A bucket holds one minute's worth, so after a quiet minute that much may come at once.
+    """
+
+    requests_per_min: int | None = None
+    tokens_per_min: int | None = None
+    concurrent: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is something to hold."""
+        return not (self.requests_per_min is None and self.tokens_per_min is None and self.concurrent is None)
+
+    def reserve(self, tokens: int) -> int:
+        """Tokens to take for a request that may use so many: never more than a full bucket, or it could never run."""
+        return tokens if self.tokens_per_min is None else min(tokens, self.tokens_per_min)
+
+    def share(self, processes: int) -> "Rates":
+        """One process's part while it cannot ask the others: at least one of each."""
+        parts = (self.requests_per_min, self.tokens_per_min, self.concurrent)
+        return Rates(*(None if whole is None else max(1, whole // processes) for whole in parts))
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What is left of one limit now, and when it is whole again."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a tenant stands; None: it has no such limit."""
+
+    requests: Left | None = None
+    tokens: Left | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a request may run; ``refused_by`` None: it may. ``retry_after_s``: when to ask again."""
+
+    standing: Standing
+    refused_by: Limit | None = None
+    retry_after_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Bucket:
+    """What is left of a limit per minute at a time; below 0 after a debt."""
+
+    level: float
+    at_s: float
+
+    def refill(self, limit: int, now_s: float) -> None:
+        """Bring it to the present."""
+        passed_s = max(0.0, now_s - self.at_s)
+        self.level = min(float(limit), self.level + passed_s * limit / MINUTE_S)
+        self.at_s = now_s
+
+    def left(self, limit: int) -> Left:
+        """Show it."""
+        return Left(limit, max(0, int(self.level)), (limit - self.level) * MINUTE_S / limit)
+
+
+@dataclass(slots=True)
+class Meter:
+    """One tenant's buckets where only this process counts; the shared ones are in ``limits``, in Lua."""
+
+    requests: Bucket | None = None
+    tokens: Bucket | None = None
+
+    def ask(self, rates: Rates, reserved_tokens: int, running: int, now_s: float) -> Verdict:
+        """Take one request and its tokens, or take nothing and say why not. ``running``: answers that hold a slot."""
+        self.requests = _refilled(self.requests, rates.requests_per_min, now_s)
+        self.tokens = _refilled(self.tokens, rates.tokens_per_min, now_s)
+        if rates.concurrent is not None and running >= rates.concurrent:
+            return Verdict(self._standing(rates), "concurrent", SLOT_WAIT_S)
+        waits: list[tuple[float, Limit]] = []
+        if self.requests is not None and rates.requests_per_min is not None and self.requests.level < 1:
+            waits.append(((1 - self.requests.level) * MINUTE_S / rates.requests_per_min, "requests"))
+        if self.tokens is not None and rates.tokens_per_min is not None and self.tokens.level < reserved_tokens:
+            waits.append(((reserved_tokens - self.tokens.level) * MINUTE_S / rates.tokens_per_min, "tokens"))
+        if waits:
+            wait_s, refused_by = max(waits)
+            return Verdict(self._standing(rates), refused_by, wait_s)
+        if self.requests is not None:
+            self.requests.level -= 1
+        if self.tokens is not None:
+            self.tokens.level -= reserved_tokens
+        return Verdict(self._standing(rates))
+
+    def give_back(self, tokens: float) -> None:
+        """Return reserved tokens that were not used; below 0: more were used."""
+        if self.tokens is not None:
+            self.tokens.level += tokens
+
+    def _standing(self, rates: Rates) -> Standing:
+        requests, tokens = self.requests, self.tokens
+        return Standing(
+            requests.left(rates.requests_per_min) if requests and rates.requests_per_min else None,
+            tokens.left(rates.tokens_per_min) if tokens and rates.tokens_per_min else None,
+        )
+
+
+def _refilled(bucket: Bucket | None, limit: int | None, now_s: float) -> Bucket | None:
+    if limit is None:
+        return None
+    bucket = bucket or Bucket(limit, now_s)
+    bucket.refill(limit, now_s)
+    return bucket
