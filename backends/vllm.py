@@ -1,23 +1,17 @@
 """``Engine`` over the HTTP API of vLLM, and of engines that speak its dialect."""
 
-import asyncio
 import contextlib
-import email.utils
 import ssl
-import time
 from collections.abc import AsyncGenerator
 
 import msgspec
 
-from backends.completions import CompletionDecoder, encode_leg, refusal
-from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
+from backends.completions import CompletionDecoder, encode_leg
+from backends.errors import EngineBroken
+from backends.exchange import get, stream_leg
 from backends.metrics import find_label, read_samples
-from backends.sse import EventTooLarge, SseParser
-from backends.stream import Origin, Response
+from backends.stream import Origin
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
-
-MAX_REFUSAL_BYTES = 1024 * 1024
-MAX_RETRY_AFTER_S = 3600.0
 
 
 class _Model(msgspec.Struct):
@@ -54,37 +48,10 @@ class VllmEngine:
         """Name of the instance."""
         return self._id
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
         """Stream one leg, see ``Engine.generate``."""
-        response = await self._origin.send(
-            "POST",
-            "/v1/completions",
-            encode_leg(leg),
-            headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id},
-            head_timeout_s=leg.first_token_timeout_s,
-        )
-        try:
-            await _check_stream(response)
-            now_s = asyncio.get_running_loop().time
-            parser, decoder = SseParser(), CompletionDecoder(leg.sampling.logprobs)
-            while not decoder.is_done:
-                data = await response.read()
-                if not data:
-                    raise EngineBroken("the stream ended without [DONE]")
-                for event in parser.feed(data):
-                    chunk = decoder.feed(event)
-                    if chunk:
-                        yield chunk
-                        if chunk.token_ids:
-                            response.set_deadline(now_s() + leg.idle_timeout_s)
-            response.finish()
-        except IdsMissing:
-            self._loses_ids = True
-            raise
-        except EventTooLarge as error:
-            raise EngineBroken(str(error)) from None
-        finally:
-            await response.aclose()
+        decoder = CompletionDecoder(leg.sampling.logprobs)
+        return stream_leg(self._origin, "/v1/completions", encode_leg(leg), leg, decoder, self._note_loss)
 
     async def probe(self) -> Capabilities:
         """Ask for models, health and metrics, see ``Engine.probe``.
@@ -126,42 +93,13 @@ class VllmEngine:
         """Close pooled connections."""
         await self._origin.aclose()
 
+    def _note_loss(self) -> None:
+        self._loses_ids = True
+
     async def _get(self, path: str) -> bytes:
-        """Body of a 200. Raises EngineUnavailable, or EngineBroken for an answer that will not get better."""
-        try:
-            response = await self._origin.send("GET", path, head_timeout_s=self._control_timeout_s)
-            try:
-                body = await response.body()
-            finally:
-                await response.aclose()
-        except EngineTimeout:
-            raise EngineUnavailable(f"{path} was not answered in time") from None
-        if response.status == 429 or response.status >= 500:
-            raise EngineUnavailable(f"{path} answered {response.status}", _retry_after_s(response))
-        if response.status != 200:
-            raise EngineBroken(f"{path} answered {response.status}")
-        return body
+        return await get(self._origin, path, self._control_timeout_s)
 
 
 def _read_boot_id(metrics: str) -> str | None:
     starts = read_samples(metrics, "process_start_time_seconds")
     return str(starts[0]) if starts else None
-
-
-async def _check_stream(response: Response) -> None:
-    if response.status != 200:
-        body = await response.body(MAX_REFUSAL_BYTES)
-        raise refusal(response.status, body, _retry_after_s(response))
-    if not response.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
-        raise EngineBroken("the answer is not an event stream")
-
-
-def _retry_after_s(response: Response) -> float | None:
-    """Retry-After in seconds, given as a number or as a date; None when absent or senseless."""
-    value = response.headers.get(b"retry-after", b"").decode("latin-1").strip()
-    if value.isascii() and value.isdigit():
-        return min(float(value), MAX_RETRY_AFTER_S)
-    with contextlib.suppress(ValueError):
-        wait_s = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
-        return min(max(0.0, wait_s), MAX_RETRY_AFTER_S)
-    return None

@@ -14,12 +14,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
-from backends.base import Engine
+from backends.adapters import BadEngine, EngineSpec, build_engine
 from backends.bridge.client import BridgePath
 from backends.kv_subscriber import EventSource
 from backends.patient import PatientEngine
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
-from backends.vllm import VllmEngine
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
 from gateway.control.curves import BadCurve, read_curve
@@ -239,7 +238,10 @@ def _build_instance(engine: EngineSettings) -> Instance:
             raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
     role = Role(engine.role)
     spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve)
-    adapter: Engine = VllmEngine(engine.id, engine.url, api_key=key)
+    try:
+        adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
+    except BadEngine as error:
+        raise BadSettings(f"engines[{engine.id}].{error}") from None
     if engine.abort_grace_s:
         adapter = PatientEngine(adapter, engine.abort_grace_s)
     return Instance(spec, adapter)

@@ -55,6 +55,13 @@ class EngineSettings(Section, frozen=True):
     model: Annotated[Name, Meta(description="One of ``models``.")]
     region: Annotated[Name, Meta(description="Where it stands.")]
     url: Annotated[Url, Meta(description="Base URL of its OpenAI-compatible API.")]
+    kind: Annotated[
+        Name,
+        Meta(description="Its adapter: ``vllm``, or one that an installed package registers (see README)."),
+    ] = "vllm"
+    options: Annotated[dict[str, Any], Meta(description="What its adapter wants to know beside.")] = msgspec.field(
+        default_factory=dict
+    )
     max_running: Annotated[Count, Meta(description="Requests that it batches at once.")] = 64
     api_key_env: Annotated[
         str | None, Meta(description="Environment variable that holds the key this engine wants.")
