@@ -1,0 +1,38 @@
+"""The one secret of a deployment, and what is derived from it: cache salts and the hashes of keys."""
+
+import hmac
+import os
+from pathlib import Path
+
+LEAST_SECRET_BYTES = 16
+
+
+class BadSecret(Exception):
+    """There is no usable secret; the message says why, and never holds it."""
+
+
+def read_secret(env: str | None, file: str | None) -> bytes | None:
+    """Read the secret from the environment variable or the file that is named; None: neither is. Raises BadSecret."""
+    if env is not None:
+        secret, where = os.environb.get(env.encode(), b""), f"the environment variable {env}"
+    elif file is not None:
+        where = file
+        try:
+            secret = Path(file).read_bytes()
+        except OSError as error:
+            raise BadSecret(f"cannot read {file}: {error.strerror}") from None
+    else:
+        return None
+    secret = secret.strip()
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise BadSecret(f"{where} holds {len(secret)} bytes; a secret has at least {LEAST_SECRET_BYTES}")
+    return secret
+
+
+def derive(secret: bytes, purpose: str, *parts: str) -> str:
+    """Return what only the holder of the secret can make of the parts, as 64 hex digits.
+
+    Each part is framed by its length, so that no two lists of parts look the same.
+    """
+    framed = b"".join(len(part).to_bytes(8, "big") + part for part in (text.encode() for text in (purpose, *parts)))
+    return hmac.digest(secret, framed, "sha256").hex()
