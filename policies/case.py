@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from policies.pick import place, reaches
-from policies.rules import Rules, Weights
+from policies.placement_rules import Weights
+from policies.rules import Rules
 from policies.scorers import Candidates
 from policies.types import (
     Decision,

@@ -7,6 +7,8 @@ position, penalty counts, a random generator) is lost at the joint; a request th
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from policies.tenant_rules import SplittingRules
+
 
 @dataclass(frozen=True, slots=True)
 class RequestFeatures:
@@ -31,6 +33,10 @@ class RequestFeatures:
     echo: bool = False
     prompt_logprobs: bool = False
     suffix: bool = False
+    tools: bool = False
+    """Tools are offered, called or not."""
+    logprobs: bool = False
+    """Log-probabilities of the answer's tokens."""
     max_tokens: int | None = None
 
 
@@ -63,13 +69,24 @@ OWN_ANSWER = frozenset({"single_token"})
 ENGINE_REASONS = frozenset({"ids_missing"})
 """Reasons that come from an engine and not from the request."""
 
+REFUSABLE: tuple[tuple[str, Test], ...] = (
+    ("sampled", lambda f: f.temperature != 0),
+    ("tools", lambda f: f.tools),
+    ("logprobs", lambda f: f.logprobs),
+)
+"""Reason codes that hold only where the rules name them."""
 
-def unsplittable_reason(features: RequestFeatures, supported: frozenset[str] = frozenset()) -> str | None:
-    """Return the reason code why the answer must come from one engine; None: it may be split.
+_NO_RULES = SplittingRules()
 
-    ``supported`` holds the codes whose state every engine of the pool declares that it can carry over.
-    """
+
+def unsplittable_reason(features: RequestFeatures, rules: SplittingRules = _NO_RULES) -> str | None:
+    """Return the reason code why the answer must come from one engine; None: it may be split."""
     for reason, applies in UNSPLITTABLE:
-        if reason not in supported and applies(features):
+        if reason not in rules.allow and applies(features):
+            return reason
+    if not rules.enabled:
+        return "splitting_off"
+    for reason, applies in REFUSABLE:
+        if reason in rules.refuse and applies(features):
             return reason
     return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from policies.rules import PlacementRules, Weights
+from policies.placement_rules import PlacementRules, Weights
 from policies.scorers import SIGNALS, Candidates
 from policies.types import Facts, InstanceView, Placement, Rng, Role
 

@@ -10,10 +10,11 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from policies.placement_rules import PlacementRules
+from policies.section import Name, Seconds, Section, Share
+from policies.tenant_rules import CacheRules, LimitRules, ModelRules, SplittingRules
+
 Pipeline = Literal["direct", "relay"]
-Share = Annotated[float, Meta(ge=0, le=1)]
-Seconds = Annotated[float, Meta(gt=0, le=86_400)]
-Weight = Annotated[float, Meta(ge=0, le=100)]
 
 
 class BadRules(Exception):
@@ -23,10 +24,6 @@ class BadRules(Exception):
         super().__init__(f"{path}: {message}" if path else message)
         self.path = path
         self.message = message
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections."""
 
 
 class HandoffRules(Section, frozen=True):
@@ -106,72 +103,6 @@ class AlignmentRules(Section, frozen=True):
     ] = 0.05
 
 
-class Weights(Section, frozen=True):
-    """Weight of each signal in a placement. 0: the signal is not used; at least one must be above 0."""
-
-    def __post_init__(self) -> None:
-        if not any(getattr(self, name) for name in self.__struct_fields__):
-            raise ValueError("at least one weight must be above 0")
-
-
-Prefix = Annotated[
-    Weight, Meta(description="Share of the prompt in cache, less where the instance is busier than others.")
-]
-Queue = Annotated[Weight, Meta(description="Room in the engine's batch.")]
-Kv = Annotated[Weight, Meta(description="Free KV memory.")]
-Session = Annotated[Weight, Meta(description="The instance served this conversation before.")]
-Wan = Annotated[Weight, Meta(description="How soon missing KV would cross, against the best candidate.")]
-Prefill = Annotated[Weight, Meta(description="Prefill time by the measured curve, against the best candidate.")]
-
-
-class PrefillWeights(Weights, frozen=True):
-    """Weights for choosing P."""
-
-    prefix: Prefix = 1.0
-    queue: Queue = 1.0
-    kv: Kv = 0.25
-    session: Session = 0.25
-    wan: Wan = 0.5
-    prefill: Prefill = 1.5
-
-
-class RelayWeights(Weights, frozen=True):
-    """Weights for choosing RLD."""
-
-    prefix: Prefix = 0.25
-    queue: Queue = 1.5
-    kv: Kv = 0.5
-    session: Session = 0.25
-
-
-class MainWeights(Weights, frozen=True):
-    """Weights for choosing MD."""
-
-    prefix: Prefix = 1.5
-    queue: Queue = 1.0
-    kv: Kv = 0.5
-    session: Session = 0.5
-    wan: Wan = 1.0
-
-
-class PlacementRules(Section, frozen=True):
-    """How instances are chosen: each role by its own weights."""
-
-    prefill: PrefillWeights = PrefillWeights()
-    relay: RelayWeights = RelayWeights()
-    main: MainWeights = MainWeights()
-    tie_margin: Annotated[
-        float,
-        Meta(
-            ge=0, le=0.5, description="Candidates whose totals are this close to the best are a tie, broken at random."
-        ),
-    ] = 0.02
-    kv_usage_max: Annotated[
-        float,
-        Meta(gt=0, le=1, description="Instances with more of their KV memory in use are left out while others remain."),
-    ] = 0.98
-
-
 class RelayRules(Section, frozen=True):
     """Limits and waits of a running request."""
 
@@ -223,6 +154,20 @@ class SloRules(Section, frozen=True):
 class Rules(Section, frozen=True):
     """All rules of one tenant."""
 
+    models: ModelRules = ModelRules()
+    regions: Annotated[
+        Annotated[tuple[Name, ...], Meta(min_length=1, max_length=64)] | None,
+        Meta(
+            description="Regions where this tenant's prompts, tokens and KV may be; engines elsewhere are never asked, "
+            "and no KV goes there. null: any."
+        ),
+    ] = None
+    priority: Annotated[
+        Literal["low", "normal", "high"], Meta(description="Whose requests wait less when all cannot be served.")
+    ] = "normal"
+    limits: LimitRules = LimitRules()
+    cache: CacheRules = CacheRules()
+    splitting: SplittingRules = SplittingRules()
     pipelines: Annotated[
         tuple[Pipeline, ...],
         Meta(

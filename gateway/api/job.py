@@ -15,7 +15,7 @@ from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
 from gateway.text.output import TextOptions
 from gateway.text.tokenise import PromptTooLong
-from policies.eligibility import RequestFeatures, unsplittable_reason
+from policies.eligibility import RequestFeatures
 
 MOST_CHOICES = 128
 
@@ -83,7 +83,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
     limits = [fit_limit(prompt, prompted, model) for prompt in prompts]
     options = fields.stream_options
     sampling = make_sampling(fields, rest, prompted.logprobs)
-    unsplittable = unsplittable_reason(find_features(fields, rest, sampling, model, limits[0]))
+    features = find_features(fields, rest, sampling, model, limits[0])
     choices = n * len(prompts)
     requests = tuple(
         GenerationRequest(
@@ -96,7 +96,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
             eos_token_ids=model.eos_token_ids,
             tenant=caller.tenant,
             session=fields.prompt_cache_key,
-            unsplittable=unsplittable,
+            features=features,
             output_hint_tokens=caller.output_hint_tokens,
         )
         for index in range(choices)
@@ -227,6 +227,8 @@ def find_features(
         multi_token_bad_words=any(has_several_tokens(word, model) for word in fields.bad_words or ()),
         seeded=sampling.seed is not None,
         temperature=sampling.temperature,
+        tools=isinstance(fields, ChatFields) and bool(fields.tools),
+        logprobs=sampling.logprobs is not None,
         max_tokens=max_tokens,
     )
 

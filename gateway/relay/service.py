@@ -19,7 +19,7 @@ from gateway.relay.types import GenerationFailed, GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.record import Record
 from gateway.telemetry.timeline import Timelines
-from policies.eligibility import OWN_ANSWER
+from policies.eligibility import OWN_ANSWER, unsplittable_reason
 from policies.handoff import HandoffState, HandoffStep, choose_step
 from policies.route import choose_plan
 from policies.rules import Rules
@@ -102,7 +102,7 @@ class RelayService:
             hits=hits,
             max_output_tokens=request.max_tokens,
             predicted_output_tokens=expected,
-            unsplittable=request.unsplittable,
+            unsplittable=unsplittable_reason(request.features, rules.splitting),
             tenant=request.tenant,
             session=_session_key(request),
         )
@@ -127,7 +127,7 @@ class RelayService:
         return Course(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, plan),
+            terms=self._terms(request, rules, decision),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
@@ -144,7 +144,8 @@ class RelayService:
             return self.links.get(*plan.link) if plan.link else None
         return self.links.first_from(self.pools[plan.prefill].spec.region) if plan.prefill else None
 
-    def _terms(self, request: GenerationRequest, rules: Rules, plan: Plan) -> SpliceTerms:
+    def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision) -> SpliceTerms:
+        plan, unsplittable = decision.plan, decision.facts.unsplittable
         context = self.models[request.model].context_tokens
         lengths = (view.max_model_len for view in self.pools.views(request.model))
         room = min([context, *(length for length in lengths if length)]) - len(request.prompt)
@@ -167,7 +168,7 @@ class RelayService:
 
         return SpliceTerms(
             route=_route(plan),
-            splittable=request.unsplittable is None or request.unsplittable in OWN_ANSWER,
+            splittable=unsplittable is None or unsplittable in OWN_ANSWER,
             classic=isinstance(plan, Direct) and plan.classic,
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from backends.types import Sampling, TokenLogprob
+from policies.eligibility import RequestFeatures
 
 RoleName = Literal["P", "RLD", "MD"]
 
@@ -13,8 +14,8 @@ RoleName = Literal["P", "RLD", "MD"]
 class GenerationRequest:
     """One choice of one client request, ready to run.
 
-    ``max_tokens`` None: the client set no limit (the context limit applies). ``unsplittable`` holds the reason code of
-    ``policies.eligibility`` when the answer must come from one engine. ``output_hint_tokens``: the client's own guess.
+    ``max_tokens`` None: the client set no limit (the context limit applies). ``features`` tell whether the answer may
+    be split. ``output_hint_tokens``: the client's own guess.
     ``session``: the client's name for the conversation.
     """
 
@@ -28,7 +29,7 @@ class GenerationRequest:
     tenant: str = "default"
     cache_salt: str | None = None
     priority: int | None = None
-    unsplittable: str | None = None
+    features: RequestFeatures = field(default_factory=RequestFeatures)
     output_hint_tokens: int | None = None
     session: str | None = None
 

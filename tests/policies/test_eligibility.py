@@ -4,7 +4,15 @@ from dataclasses import fields, replace
 
 import pytest
 
-from policies.eligibility import OWN_ANSWER, UNSPLITTABLE, WHOLE_REQUEST, RequestFeatures, unsplittable_reason
+from policies.eligibility import (
+    OWN_ANSWER,
+    REFUSABLE,
+    UNSPLITTABLE,
+    WHOLE_REQUEST,
+    RequestFeatures,
+    unsplittable_reason,
+)
+from policies.tenant_rules import SplittingRules
 
 PLAIN = RequestFeatures(temperature=0.7, max_tokens=100)
 
@@ -40,23 +48,46 @@ def test_reason(features: RequestFeatures, reason: str | None) -> None:
     assert unsplittable_reason(features) == reason
 
 
+REFUSED = [
+    (replace(PLAIN, temperature=0.0, tools=True), "tools"),
+    (replace(PLAIN, temperature=0.0, logprobs=True), "logprobs"),
+    (PLAIN, "sampled"),
+    (RequestFeatures(), "sampled"),
+    (replace(PLAIN, temperature=0.0), None),
+    (replace(PLAIN, forced_tool=True, tools=True), "forced_tool"),
+]
+
+
+@pytest.mark.parametrize(("features", "reason"), REFUSED)
+def test_refused_by_rule(features: RequestFeatures, reason: str | None) -> None:
+    """What the rules name is not split either; what may never be split keeps its own reason."""
+    assert unsplittable_reason(features, SplittingRules(refuse=("sampled", "tools", "logprobs"))) == reason
+
+
+def test_splitting_switched_off() -> None:
+    """With splitting off nothing is split, and an answer that is one token anyway is still shown from P."""
+    off = SplittingRules(enabled=False)
+    assert unsplittable_reason(PLAIN, off) == "splitting_off"
+    assert unsplittable_reason(replace(PLAIN, max_tokens=1), off) == "single_token"
+
+
 def test_every_code_and_field_is_exercised() -> None:
     """The cases above cover each code of the table and each field of a request."""
     assert {reason for _, reason in CASES} == {code for code, _ in UNSPLITTABLE} | {None}
     touched = {
         field.name
-        for features, _ in CASES
+        for features, _ in CASES + REFUSED
         for field in fields(RequestFeatures)
         if getattr(features, field.name) != getattr(PLAIN, field.name)
     }
     assert touched == {field.name for field in fields(RequestFeatures)}
 
 
-def test_declared_support_removes_a_reason() -> None:
-    """An engine that carries grammar state over makes structured output splittable, and nothing else."""
-    features = replace(PLAIN, structured_output=True, seeded=True)
-    assert unsplittable_reason(features, frozenset({"structured_output"})) == "seeded_sampling"
-    assert unsplittable_reason(features, frozenset({"structured_output", "seeded_sampling"})) is None
+def test_allowed_by_rule() -> None:
+    """A reason that the rules allow does not count, and no other is lifted with it."""
+    features = replace(PLAIN, presence_penalty=0.5, seeded=True)
+    assert unsplittable_reason(features, SplittingRules(allow=("penalty_state",))) == "seeded_sampling"
+    assert unsplittable_reason(features, SplittingRules(allow=("seeded_sampling", "penalty_state"))) is None
 
 
 def test_sets_name_codes_of_the_table() -> None:
@@ -64,3 +95,4 @@ def test_sets_name_codes_of_the_table() -> None:
     codes = {code for code, _ in UNSPLITTABLE}
     assert codes >= WHOLE_REQUEST | OWN_ANSWER
     assert not WHOLE_REQUEST & OWN_ANSWER
+    assert not codes & {code for code, _ in REFUSABLE}

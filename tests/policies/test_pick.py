@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from policies.pick import place, reaches, sift
-from policies.rules import MainWeights, PlacementRules
+from policies.placement_rules import MainWeights, PlacementRules
 from policies.scorers import Candidates
 from policies.types import Hit, InstanceView, Role
 from tests.policies.build import FixedRng, facts, instance

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from policies.rules import BadRules, HandoffRules, Rules, Section, parse_rules, rules_schema
+from policies.rules import BadRules, HandoffRules, Rules, parse_rules, rules_schema
+from policies.section import Section
 
 
 def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.rules import MainWeights, PrefillWeights, RelayWeights
+from policies.placement_rules import MainWeights, PrefillWeights, RelayWeights
 from policies.scorers import SIGNALS, Candidates
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve

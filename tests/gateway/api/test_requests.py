@@ -8,6 +8,8 @@ import pytest
 from gateway.api.body import UNIQUE_KEYS
 from gateway.api.fields import INTERNAL_FIELDS
 from gateway.text.model import ServedModel
+from policies.eligibility import unsplittable_reason
+from policies.tenant_rules import SplittingRules
 from tests.fakes.answers import ScriptedGenerator
 from tests.fakes.server import AppServer
 from tests.gateway.api.raw import CHAT, connect
@@ -282,6 +284,8 @@ async def test_unread_fields(server: AppServer, generator: ScriptedGenerator) ->
         ({"bad_words": ["quick brown"]}, "bad_words"),
         ({"max_tokens": 1}, "single_token"),
         ({"n": 2}, None),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),
+        ({"logprobs": True}, "logprobs"),
     ],
 )
 async def test_unsplittable(
@@ -289,7 +293,8 @@ async def test_unsplittable(
 ) -> None:
     """What needs one engine alone is marked with its reason; choices are answers of their own."""
     assert (await post(server, "chat/completions", {**CHAT, **change}))[0] == 200
-    assert {request.unsplittable for request in generator.requests} == {reason}
+    rules = SplittingRules(refuse=("tools", "logprobs"))
+    assert {unsplittable_reason(request.features, rules) for request in generator.requests} == {reason}
 
 
 async def test_generation_fields(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from backends.types import Sampling
 from gateway.relay.types import AnswerEvent, GenerationFailed, GenerationRequest, Tokens
+from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import Cut, Refuse, Script, eos_after
 from tests.gateway.relay.stage import (
@@ -69,7 +70,7 @@ async def test_unsplittable_comes_from_md_alone() -> None:
     """An unsplittable request is made by MD alone, P's token is not shown."""
     async with open_stage(ids=SMALL) as stage:
         stage.path.is_instant = True
-        events = await read(stage.ask(unsplittable="penalty_state"))
+        events = await read(stage.ask(features=RequestFeatures(presence_penalty=0.5)))
         assert ids_of(events) == unsplit() and roles_of(events) == ["MD"]
 
 

@@ -1,0 +1,68 @@
+"""The rules of what a tenant may ask for, how much of it, and with whom it shares a cache."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from policies.section import Name, Section
+
+Limit = Annotated[int, Meta(ge=1, le=10**12)]
+
+
+class ModelRules(Section, frozen=True):
+    """Which models there are for a tenant, and under which names."""
+
+    allowed: Annotated[
+        Annotated[tuple[Name, ...], Meta(max_length=1000)] | None,
+        Meta(description="Models that may be asked for, aliases resolved. null: all."),
+    ] = None
+    aliases: Annotated[
+        dict[Name, Name],
+        Meta(max_length=1000, description="Other names for models: what a client may ask for, and what it gets."),
+    ] = msgspec.field(default_factory=dict)
+
+
+class LimitRules(Section, frozen=True):
+    """How much a tenant may ask for, over all gateway processes."""
+
+    requests_per_min: Annotated[Limit | None, Meta(description="Requests started in a minute. null: no limit.")] = None
+    tokens_per_min: Annotated[
+        Limit | None, Meta(description="Prompt and answer tokens in a minute. null: no limit.")
+    ] = None
+    concurrent: Annotated[Limit | None, Meta(description="Requests running at once. null: no limit.")] = None
+    max_prompt_tokens: Annotated[Limit | None, Meta(description="Longest prompt. null: what the model takes.")] = None
+    max_output_tokens: Annotated[
+        Limit | None, Meta(description="Longest answer that may be asked for. null: what the model gives.")
+    ] = None
+
+
+class CacheRules(Section, frozen=True):
+    """Whose cached prefixes a tenant's requests can find."""
+
+    group: Annotated[
+        Name | None, Meta(description="Tenants that name the same group share cached KV. null: its own only.")
+    ] = None
+
+
+class SplittingRules(Section, frozen=True):
+    """Which answers may be made by more than one engine, beside what always forbids it."""
+
+    enabled: Annotated[bool, Meta(description="False: every answer comes from one engine, after its KV is there.")] = (
+        True
+    )
+    allow: Annotated[
+        tuple[Literal["seeded_sampling", "penalty_state"], ...],
+        Meta(
+            max_length=2,
+            description="Split these too: seeded_sampling (the same seed may then give another answer), penalty_state "
+            "(presence and frequency count from the joint on).",
+        ),
+    ] = ()
+    refuse: Annotated[
+        tuple[Literal["sampled", "tools", "logprobs"], ...],
+        Meta(
+            max_length=3,
+            description="Do not split these: sampled (temperature above 0), tools (any tool is offered), logprobs.",
+        ),
+    ] = ()
