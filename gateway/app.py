@@ -26,8 +26,9 @@ from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
 from gateway.control.ledger import Ledger
 from gateway.control.links import Link, Links
+from gateway.control.live import LiveDocuments
 from gateway.control.pools import Instance, InstanceSpec, Pools
-from gateway.control.rulebook import RuleBook
+from gateway.control.rulebook import RULES, RuleBook
 from gateway.control.sessions import Sessions
 from gateway.index.metered import MeteredIndex
 from gateway.index.shared import RedisIndex
@@ -49,7 +50,7 @@ PRIVATE_REDIS_BYTES = 512 << 20
 
 
 @asynccontextmanager
-async def open_gateway(settings: Settings) -> AsyncIterator["Gateway"]:
+async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIterator["Gateway"]:
     """Run a gateway until the block ends; with a private Valkey where no Redis is named. Raises BadSettings."""
     async with AsyncExitStack() as stack:
         redis_url = find_redis(settings)
@@ -60,22 +61,28 @@ async def open_gateway(settings: Settings) -> AsyncIterator["Gateway"]:
                 raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
             redis_url = server.url
             log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
-        yield await stack.enter_async_context(Gateway(settings, RedisIndex(redis_url), redis_url))
+        yield await stack.enter_async_context(Gateway(settings, RedisIndex(redis_url), redis_url, has_rules))
 
 
 class Gateway:
     """Everything of one gateway process; ``app`` is served while the object is entered.
 
-    ``redis_url`` None: what is learnt is not shared with other processes. Raises BadSettings.
+    ``redis_url`` None: what is learnt is not shared with other processes, and only the settings tell the rules.
+    ``has_rules``: those rules may be used also before Redis was asked for others. Raises BadSettings.
     """
 
-    def __init__(self, settings: Settings, index: PrefixIndex, redis_url: str | None = None) -> None:
+    def __init__(
+        self, settings: Settings, index: PrefixIndex, redis_url: str | None = None, has_rules: bool = False
+    ) -> None:
         self._settings = settings
         self.served = _load_models(settings)
         self._stack = AsyncExitStack()
         self._draining = False
         self.metrics = Metrics()
-        self.rulebook = RuleBook(settings.rules)
+        self.live = self._follow_documents(redis_url) if redis_url else None
+        self.rulebook = RuleBook(settings.rules, known=self.live is None or has_rules)
+        if self.live is not None:
+            self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner()
         self.timelines = Timelines(time.monotonic)
         self.pools = Pools([_build_instance(engine) for engine in settings.engines], time.monotonic)
@@ -111,6 +118,9 @@ class Gateway:
         if self.ledger is not None:
             await self.ledger.start()
             stack.push_async_callback(self.ledger.aclose)
+        if self.live is not None:
+            await self.live.start()
+            stack.push_async_callback(self.live.aclose)
         await self.links.start()
         stack.push_async_callback(self.links.aclose)
         await self._watch.start()
@@ -133,6 +143,8 @@ class Gateway:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
         now_s = self.pools.clock()
         missing = ["the gateway is shutting down"] if self._draining else []
+        if self.live is not None and not self.rulebook.known:
+            missing.append(f"rules: {self.live.find_unread(RULES)}")
         for model in self.served:
             for role in (Role.P, Role.MD):
                 filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
@@ -151,6 +163,7 @@ class Gateway:
             find_missing=self.find_missing,
             find_timeline=self._find_timeline,
             render_metrics=self._render_metrics,
+            show_rules=self._show_rules,
             limits=Limits(
                 body_bytes=self._settings.limits.max_body_bytes,
                 write_timeout_s=self._settings.limits.write_timeout_s,
@@ -164,6 +177,13 @@ class Gateway:
             return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
         return found[0].as_dict() if found else None
 
+    async def _show_rules(self) -> Mapping[str, Any]:
+        return {} if self.live is None else await self.live.describe(RULES)
+
+    def _follow_documents(self, redis_url: str) -> LiveDocuments:
+        refused = self.metrics.documents_refused
+        return LiveDocuments(redis_url, on_refusal=lambda refusal: refused.labels("/".join(refusal.kinds)).inc())
+
     def _render_metrics(self) -> tuple[bytes, str]:
         now_s = self.pools.clock()
         for instance in self.pools.instances:
@@ -173,6 +193,10 @@ class Gateway:
         if self.ledger is not None:
             self.metrics.redis_up.set(self.ledger.up)
             self.metrics.gateways.set(self.ledger.peers + 1)
+        if self.live is not None:
+            self.metrics.documents_revision.set(self.live.revision)
+            if self.live.contact_age_s is not None:
+                self.metrics.documents_age.set(self.live.contact_age_s)
         self.metrics.aligning.set(self.aligner.running)
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 

@@ -8,7 +8,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from policies.rules import Rules
+from policies.rules import BadRules, Rules, parse_rules
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
 Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
@@ -130,13 +130,25 @@ class Settings(Section, frozen=True):
 
 def load_settings(path: Path) -> Settings:
     """Read a YAML (or JSON) file. Raises BadSettings."""
+    return parse_settings(read_yaml(path))
+
+
+def load_rules(path: Path) -> Rules:
+    """Read rules from a YAML (or JSON) file. Raises BadSettings."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return parse_rules(read_yaml(path))
+    except BadRules as error:
+        raise BadSettings(f"{path}: {error}") from None
+
+
+def read_yaml(path: Path) -> Any:
+    """Return what a YAML (or JSON) file holds. Raises BadSettings."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadSettings(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise BadSettings(f"{path} is not valid YAML: {error}") from None
-    return parse_settings(raw)
 
 
 def parse_settings(raw: Any) -> Settings:

@@ -5,7 +5,7 @@ ones that end at MD; RLD alone exists through the ``singular`` section and withi
 """
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -200,26 +200,26 @@ class Rules(Section, frozen=True):
             raise ValueError("pipelines names one twice")
 
 
+T = TypeVar("T", bound=Section)
+
 _UNKNOWN = re.compile(r"unknown field `(?P<name>[^`]*)`")
 
 
 def parse_rules(obj: object) -> Rules:
     """Turn a parsed JSON or YAML object into rules; absent fields take their defaults. Raises BadRules."""
+    return convert_rules(obj, Rules, "")
+
+
+def convert_rules(obj: object, kind: type[T], within: str) -> T:
+    """Turn an object into a section of the rules, which stands at the path ``within``. Raises BadRules."""
     try:
-        return msgspec.convert(obj, Rules)
+        return msgspec.convert(obj, kind)
     except msgspec.ValidationError as error:
-        raise _bad_rules(str(error)) from None
+        raise _bad_rules(str(error), within) from None
 
 
-def rules_schema() -> dict[str, Any]:
-    """JSON Schema of the rules, with every field's meaning, limits and default."""
-    return msgspec.json.schema(Rules)
-
-
-def _bad_rules(text: str) -> BadRules:
+def _bad_rules(text: str, within: str) -> BadRules:
     message, _, place = text.partition(" - at `$")
-    path = place.rstrip("`").removeprefix(".")
     unknown = _UNKNOWN.search(message)
-    if unknown:
-        path = f"{path}.{unknown['name']}" if path else unknown["name"]
-    return BadRules(path, message)
+    parts = [within, place.rstrip("`").removeprefix("."), unknown["name"] if unknown else ""]
+    return BadRules(".".join(part for part in parts if part), message)

@@ -4,6 +4,7 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -14,6 +15,7 @@ from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from policies.rule_documents import RuleDocument
 from policies.rules import Rules
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +43,8 @@ def _section(hint: Any) -> tuple[type[msgspec.Struct] | None, bool]:
         return _section(get_args(hint)[0])
     if inspect.isclass(hint) and issubclass(hint, msgspec.Struct):
         return hint, False
+    if get_origin(hint) is UnionType:
+        return _section(get_args(hint)[0])
     if (
         get_origin(hint) is tuple
         and inspect.isclass(get_args(hint)[0])
@@ -103,7 +107,7 @@ def tables() -> dict[str, list[str]]:
     """Every generated table by its marker."""
     return {
         "settings": ["| key | default | meaning |", "|---|---|---|", *struct_rows(Settings, skip=(Rules,))],
-        "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(Rules)],
+        "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(RuleDocument)],
         "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
         "commands": ["| command | what it does |", "|---|---|", *command_rows()],
         "modules": ["| module | what it is |", "|---|---|", *module_rows()],

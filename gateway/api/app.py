@@ -27,6 +27,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 JSON = "application/json"
 
 
+async def _show_nothing() -> Mapping[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True, slots=True)
 class ApiState:
     """What the API needs of the rest of the gateway."""
@@ -44,6 +48,8 @@ class ApiState:
     render_metrics: Callable[[], tuple[bytes, str]]
     """Return the metrics page and its content type."""
     limits: Limits = field(default_factory=Limits)
+    show_rules: Callable[[], Awaitable[Mapping[str, Any]]] = field(default=_show_nothing)
+    """Return which rules are in force here, and what other processes say, as JSON values."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
@@ -91,7 +97,7 @@ def model_routes(models: Models, state: ApiState) -> list[Route]:
 
 
 def operator_routes(state: ApiState) -> list[Route]:
-    """Return ``/health``, ``/ready``, ``/metrics`` and ``/admin/requests/{id}``."""
+    """Return ``/health``, ``/ready``, ``/metrics``, ``/admin/requests/{id}`` and ``/admin/rules``."""
 
     async def show_health(request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
@@ -111,11 +117,15 @@ def operator_routes(state: ApiState) -> list[Route]:
             raise ApiError(404, "No request with this id is remembered.", code="request_not_found")
         return Response(msgspec.json.encode(timeline), media_type=JSON)
 
+    async def show_rules(request: Request) -> Response:
+        return Response(msgspec.json.encode(await state.show_rules()), media_type=JSON)
+
     return [
         Route("/health", show_health, methods=["GET"]),
         Route("/ready", show_ready, methods=["GET"]),
         Route("/metrics", show_metrics, methods=["GET"]),
         Route("/admin/requests/{request_id}", show_request, methods=["GET"]),
+        Route("/admin/rules", show_rules, methods=["GET"]),
     ]
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import redis.asyncio
@@ -52,7 +53,8 @@ class _Reader:
 class LiveDocuments:
     """Follows the documents at ``redis_url``, and says in Redis which revision this process has applied.
 
-    Register with ``follow`` before ``start``. ``on_look`` is called after each try to reach Redis.
+    Register with ``follow`` before ``start``. ``on_look`` is called after each try to reach Redis, ``on_refusal`` for
+    each set that is refused.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class LiveDocuments:
         interval_s: float = 1.0,
         timeout_s: float = 2.0,
         on_look: Callable[[], None] = lambda: None,
+        on_refusal: Callable[[Refusal], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.store = DocumentStore(connect(redis_url), prefix)
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_look = on_look
+        self._on_refusal = on_refusal
         self._clock = clock
         self._process = uuid4().hex
         self._host = socket.gethostname()
@@ -80,7 +84,6 @@ class LiveDocuments:
         self.epoch = ""
         self.revision = 0
         self.up = False
-        self.refusals_total = 0
         self.error = "Redis was not asked yet"
 
     def follow(self, apply: Apply, *kinds: str) -> None:
@@ -96,6 +99,28 @@ class LiveDocuments:
     def contact_age_s(self) -> float | None:
         """Seconds since Redis answered; None: it never did."""
         return None if self._contact_s is None else self._clock() - self._contact_s
+
+    async def describe(self, *kinds: str) -> dict[str, Any]:
+        """Say which documents of ``kinds`` are in force here, and what each live process says; no bodies.
+
+        ``processes`` None: Redis does not answer.
+        """
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                living = await self.store.living()
+        except (RedisError, OSError):
+            living = None
+        applied = {key: one for reader in self._readers for key, one in (reader.applied or {}).items()}
+        return {
+            "process": self._process,
+            "epoch": self.epoch,
+            "revision": self.revision,
+            "redis_up": self.up,
+            "contact_age_s": self.contact_age_s,
+            "refusals": [one for one in self.refusals if set(one.kinds) & set(kinds)],
+            "documents": [_describe(one) for _, one in sorted(applied.items()) if one.kind in kinds],
+            "processes": living,
+        }
 
     def find_unread(self, kind: str) -> str | None:
         """Say why documents of ``kind`` were never applied; None: they were."""
@@ -185,9 +210,9 @@ class LiveDocuments:
         try:
             reader.apply([one for one in state.values() if not one.deleted])
         except Refused as error:
-            self.refusals_total += 1
             reader.refused = state
             reader.refusal = Refusal(reader.kinds, error.name, error.reason, self.revision)
+            self._on_refusal(reader.refusal)
             log.error("%s refused at revision %d: %s", "/".join(reader.kinds), self.revision, error)
             return
         if reader.applied is not None:
@@ -231,3 +256,15 @@ class LiveDocuments:
             if message is not None:
                 heard = max(heard, int(message["data"]))
                 self._due.set()
+
+
+def _describe(document: Document) -> dict[str, Any]:
+    return {
+        "kind": document.kind,
+        "name": document.name,
+        "version": document.version,
+        "revision": document.revision,
+        "author": document.author,
+        "at_s": document.at_ms / 1000,
+        "deleted": document.deleted,
+    }

@@ -1,18 +1,61 @@
 """The rules in force. A request keeps the ones it started with."""
 
-from policies.rules import Rules
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from gateway.control.documents import Document
+from gateway.control.live import Refused
+from gateway.relay.types import GenerationFailed
+from policies.rule_documents import DEFAULT, TenantRules, build_rules
+from policies.rules import BadRules, Rules
+
+RULES = "rules"
+"""Kind of the rule documents; their names are ``default`` and those of tenants."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Book:
+    default: TenantRules
+    tenants: Mapping[str, TenantRules] = field(default_factory=dict)
 
 
 class RuleBook:
-    """Rules for each tenant; a swap is one assignment, so a reader sees the old ones or the new ones, never a mix."""
+    """Rules for each tenant; a swap is one assignment, so a reader sees the old ones or the new ones, never a mix.
 
-    def __init__(self, default: Rules) -> None:
-        self._default = default
+    ``base`` holds under all documents, and alone while Redis has no ``default``. ``known`` False: not even that may be
+    used before the documents were read once, as a tenant's may forbid what the base allows.
+    """
 
-    def of(self, tenant: str) -> Rules:
-        """The rules that apply to a tenant now."""
-        return self._default
+    def __init__(self, base: Rules, known: bool = True) -> None:
+        self._base = msgspec.to_builtins(base)
+        self._book = _Book(TenantRules(base))
+        self.known = known
+
+    def of(self, tenant: str, key: str = "") -> Rules:
+        """The rules that apply now to a tenant's request (or session) that ``key`` names. Raises GenerationFailed."""
+        if not self.known:
+            raise GenerationFailed(503, "the rules cannot be read yet", code="rules_unknown", retry_after_s=1.0)
+        book = self._book
+        return book.tenants.get(tenant, book.default).of(tenant, key)
 
     def replace(self, default: Rules) -> None:
-        """Put new rules in force for requests that start from now on."""
-        self._default = default
+        """Put new rules in force for all requests that start from now on, whatever the documents say."""
+        self._book = _Book(TenantRules(default))
+
+    def apply(self, documents: Sequence[Document]) -> None:
+        """Put rule documents in force, all or none. Raises Refused."""
+        bodies = {document.name: document.value for document in documents}
+        under = bodies.pop(DEFAULT, self._base)
+        default = _build(DEFAULT, under)
+        self._book = _Book(default, {name: _build(name, under, body) for name, body in bodies.items()})
+        self.known = True
+
+
+def _build(name: str, *layers: Any) -> TenantRules:
+    try:
+        return build_rules(*layers)
+    except BadRules as error:
+        raise Refused(name, str(error)) from None

@@ -60,7 +60,7 @@ class RelayService:
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is iterated. Raises GenerationFailed."""
-        rules = self.rulebook.of(request.tenant)
+        rules = self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)

@@ -49,6 +49,15 @@ class Metrics:
         )
         self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
         self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
+        self.documents_revision = Gauge(
+            "pdd_documents_revision", "Revision of rules, topology and tenants that is in force here", registry=registry
+        )
+        self.documents_age = Gauge(
+            "pdd_documents_age_seconds", "Time since that could last be compared with Redis", registry=registry
+        )
+        self.documents_refused = Counter(
+            "pdd_documents_refused", "Sets of documents that this process could not apply", ["kinds"], registry=registry
+        )
         self.aligning = Gauge(
             "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
         )

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from policies.rules import BadRules, HandoffRules, Rules, parse_rules, rules_schema
+from policies.rule_documents import document_schema
+from policies.rules import BadRules, HandoffRules, Rules, parse_rules
 from policies.section import Section
 
 
@@ -114,7 +115,7 @@ def test_rules_are_frozen() -> None:
 
 def test_every_field_is_described() -> None:
     """The schema describes each field that is not a section, and each section."""
-    definitions = rules_schema()["$defs"]
+    definitions = document_schema()["$defs"]
     for definition in definitions.values():
         assert definition["description"]
         for name, field in definition["properties"].items():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.valkey import EmbeddedValkey
-from gateway.control.documents import Document, DocumentStore, connect
+from gateway.control.documents import Document, DocumentStore, Refusal, connect
 from gateway.control.live import LiveDocuments, Refused
 from tests.fakes.gates import Watch
 
@@ -27,6 +27,7 @@ class Process:
     live: LiveDocuments
     looks: Watch
     bad: set[str] = field(default_factory=set)
+    refusals: list[Refusal] = field(default_factory=list)
     sets: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -50,8 +51,9 @@ class Process:
 async def run_process(url: str, interval_s: float = 0.05, bad: Sequence[str] = ()) -> AsyncGenerator[Process, None]:
     """Be one process that follows the rules."""
     looks = Watch()
-    live = LiveDocuments(url, interval_s=interval_s, timeout_s=1.0, on_look=looks.changed)
-    process = Process(live, looks, set(bad))
+    refusals: list[Refusal] = []
+    live = LiveDocuments(url, interval_s=interval_s, timeout_s=1.0, on_look=looks.changed, on_refusal=refusals.append)
+    process = Process(live, looks, set(bad), refusals)
     live.follow(process.apply, "rules")
     try:
         await live.start()
@@ -130,9 +132,9 @@ async def test_refused_documents_change_nothing(server: EmbeddedValkey, store: D
         await process.looks.until(lambda: bool(process.live.refusals))
         (ack,) = await store.living()
         assert ack.revision == 2 and [(one.name, one.reason, one.revision) for one in ack.refusals] == [("a", "bad", 2)]
-        assert process.rules == {"a": "good"} and process.live.refusals_total == 1
+        assert process.rules == {"a": "good"} and len(process.refusals) == 1
         await process.live.look()
-        assert process.live.refusals_total == 1
+        assert len(process.refusals) == 1
         await store.put("rules", "a", "better", author="x")
         await process.until_rules({"a": "better"})
         assert process.live.refusals == () and (await store.living())[0].refusals == ()
@@ -157,6 +159,10 @@ async def test_acknowledgements_follow_the_revision(server: EmbeddedValkey, stor
             acks = await store.living()
             assert len({ack.process for ack in acks}) == 2 and {ack.pid for ack in acks} == {os.getpid()}
             assert max(ack.revision for ack in acks) == document.revision
+            told = await one.live.describe("rules")
+            assert [(row["name"], row["version"], row["author"]) for row in told["documents"]] == [("a", 1, "x")]
+            assert told["revision"] == 1 and len(told["processes"]) == 2 and told["redis_up"]
+            assert (await one.live.describe("topology"))["documents"] == []
         assert len(await store.living()) == 1
 
 
@@ -172,6 +178,7 @@ async def test_empty_restart_is_put_back(server: EmbeddedValkey, store: Document
         os.kill(server.pid, signal.SIGKILL)
         for process in (one, other):
             await process.until_rules({"a": 2}, up=False)
+        assert (await one.live.describe("rules"))["processes"] is None
         await server.stop()
         await server.start()
         await store.client.connection_pool.disconnect()
