@@ -21,6 +21,8 @@ from backends.patient import PatientEngine
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
+from gateway.control.canaries import CanaryWatch, NoWay
+from gateway.control.canary import Crossing
 from gateway.control.curves import BadCurve, read_curve
 from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
@@ -89,6 +91,14 @@ class Gateway:
         self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
         self.index = MeteredIndex(index, self.metrics.registry)
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
+        self.canaries = CanaryWatch(
+            self.served,
+            self.pools,
+            self._find_crossing,
+            self.links.chunk_tokens,
+            settings.canary_interval_s,
+            self.metrics,
+        )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis_url, learning, list(self.served)) if redis_url else None
         self.service = RelayService(
@@ -125,6 +135,9 @@ class Gateway:
         stack.push_async_callback(self.links.aclose)
         await self._watch.start()
         stack.push_async_callback(self._watch.aclose)
+        if self._settings.canary_interval_s:
+            await self.canaries.start()
+            stack.push_async_callback(self.canaries.aclose)
         self._track_stores()
         for line in self.find_missing():
             log.warning("not ready: %s", line)
@@ -190,6 +203,8 @@ class Gateway:
             labels = (instance.spec.id, instance.spec.role.value)
             self.metrics.instance_up.labels(*labels).set(instance.usable(now_s))
             self.metrics.instance_legs.labels(*labels).set(instance.in_flight)
+            self.metrics.instance_differs.labels(*labels).set(bool(instance.fingerprint))
+            self.metrics.instance_leaks_salts.labels(*labels).set(instance.leaks_salts)
         if self.ledger is not None:
             self.metrics.redis_up.set(self.ledger.up)
             self.metrics.gateways.set(self.ledger.peers + 1)
@@ -214,6 +229,17 @@ class Gateway:
                 boot_id=found.boot_id if found else None,
             )
         )
+
+        self.canaries.notice(instance)
+
+    def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> Crossing | None:
+        if prefill.spec.region == decode.spec.region:
+            return None
+        link = self.links.get(prefill.spec.region, decode.spec.region)
+        if link is None or not link.view().up:
+            raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
+        kv_name = self.service.models[model].kv_name
+        return Crossing(link.path, link.dialect, kv_name, link.chunk_tokens)
 
     def _track_stores(self) -> None:
         for link in self._settings.links:

@@ -124,6 +124,15 @@ class Settings(Section, frozen=True):
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
     limits: LimitSettings = LimitSettings()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
+    canary_interval_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Pause between two rounds of canaries: short prompts that show whether engines that work "
+            "together give the same tokens, and keep cache salts apart. New engine processes are checked at once. "
+            "0: none are sent.",
+        ),
+    ] = 600.0
     drain_s: Annotated[int, Meta(ge=0, description="How long running answers may go on after SIGTERM.")] = 30
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

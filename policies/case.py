@@ -91,6 +91,8 @@ def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
             rejected[view.role][view.id] = "draining"
         elif view.max_model_len is not None and view.max_model_len < needed_tokens:
             rejected[view.role][view.id] = "too_long"
+        elif facts.salted and view.leaks_salts:
+            rejected[view.role][view.id] = "leaks_salts"
         else:
             pools[view.role].setdefault((view.region, view.fingerprint), []).append(view)
     return Case(facts, snapshot, rules, rng, pools, rejected)

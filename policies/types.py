@@ -133,6 +133,8 @@ class Facts:
     tenant: str = "default"
     session: str | None = None
     slo: Slo | None = None
+    salted: bool = False
+    """The tenant's KV is nobody else's to use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,8 @@ class InstanceView:
     itl_s: float | None = None
     """Measured time between two tokens of one request; None: not measured."""
     streams_ids: bool = True
+    leaks_salts: bool = False
+    """It was seen to take KV of one cache salt for a prompt with another."""
 
     @property
     def load(self) -> float:

@@ -46,6 +46,10 @@ class Instance:
     quarantined_until_s: float = 0.0
     extend_tokens_per_s: float | None = None
     itl_s: float | None = None
+    fingerprint: str = ""
+    """Other than "" for one whose greedy ids differ from what its peers make of the same prompt."""
+    leaks_salts: bool = False
+    """It took KV of one cache salt for a prompt with another."""
     _seen: tuple[object, ...] = ()
     _view: InstanceView | None = None
 
@@ -74,7 +78,8 @@ class Instance:
 
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
-        seen = (self.usable(now_s), self.draining, self.in_flight, self.load, self.capabilities, self.itl_s)
+        judged = (self.fingerprint, self.leaks_salts)
+        seen = (self.usable(now_s), self.draining, self.in_flight, self.load, self.capabilities, self.itl_s, judged)
         if self._view is None or self._seen != seen:
             self._seen, self._view = seen, self._make_view(now_s)
         return self._view
@@ -97,6 +102,8 @@ class Instance:
             block_size_tokens=capabilities.block_size_tokens if capabilities else None,
             itl_s=self.itl_s,
             curve=self.spec.curve,
+            fingerprint=self.fingerprint,
+            leaks_salts=self.leaks_salts,
         )
 
 

@@ -171,6 +171,7 @@ class Cluster:
             "engines": engines,
             "links": [link],
             "health_interval_s": 0.5,
+            "canary_interval_s": 0,  # what crosses the link is measured here
         }
 
 

@@ -3,18 +3,21 @@
 from collections.abc import Iterable
 
 from gateway.control.pools import Instance, Pools
+from gateway.relay.types import GenerationRequest
 from policies.types import Plan, Rng, Role
 
 
 class Cast:
     """The plan's instances first; after a failure, the least loaded other one of the same role and region.
 
-    Staying in the region keeps the KV that has crossed, or that RLD's store has, of use.
+    Staying in the region keeps the KV that has crossed, or that RLD's store has, of use. One that would go on with
+    other tokens than the plan's instances, or that mixes up salts, never steps in.
     """
 
-    def __init__(self, plan: Plan, model: str, pools: Pools, rng: Rng) -> None:
+    def __init__(self, plan: Plan, request: GenerationRequest, pools: Pools, rng: Rng) -> None:
         self._pools = pools
-        self._model = model
+        self._model = request.model
+        self._is_salted = request.cache_salt is not None
         self._rng = rng
         planned: Iterable[tuple[Role, str | None]] = (
             (Role.P, plan.prefill),
@@ -25,6 +28,7 @@ class Cast:
         self._regions = {role: pools[id_].spec.region for role, id_ in self._chosen.items()}
         if Role.P in self._regions:
             self._regions.setdefault(Role.RLD, self._regions[Role.P])
+        self._fingerprint = pools[next(iter(self._chosen.values()))].fingerprint
         self._failed: set[str] = set()
 
     def pick(self, role: Role) -> Instance | None:
@@ -41,6 +45,8 @@ class Cast:
             and instance.spec.id not in self._failed
             and instance.usable(now_s)
             and region in (None, instance.spec.region)
+            and instance.fingerprint == self._fingerprint
+            and not (self._is_salted and instance.leaks_salts)
         ]
         if not candidates:
             return None

@@ -65,7 +65,7 @@ class RelayService:
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         record = Record(self.timelines.open(request.request_id, request.model), self.metrics, decision.plan)
-        cast = Cast(decision.plan, request.model, self.pools, self.rng)
+        cast = Cast(decision.plan, request, self.pools, self.rng)
         course = self._course(request, rules, decision)
         return RelayAnswer(course, cast, self.pools, self.aligner, record)
 
@@ -105,6 +105,7 @@ class RelayService:
             unsplittable=unsplittable_reason(request.features, rules.splitting),
             tenant=request.tenant,
             session=_session_key(request),
+            salted=request.cache_salt is not None,
         )
 
     def _snapshot(self, model: str, session: str | None) -> Snapshot:

@@ -47,6 +47,21 @@ class Metrics:
         self.instance_legs = Gauge(
             "pdd_instance_legs", "This process's legs on an instance", ["instance", "role"], registry=registry
         )
+        self.canaries = Counter(
+            "pdd_canaries", "Checks of a P and a decode instance by what came of them", ["result"], registry=registry
+        )
+        self.instance_differs = Gauge(
+            "pdd_instance_differs",
+            "Whether canaries showed other tokens than its peers'",
+            ["instance", "role"],
+            registry=registry,
+        )
+        self.instance_leaks_salts = Gauge(
+            "pdd_instance_leaks_salts",
+            "Whether canaries showed one salt's KV under another",
+            ["instance", "role"],
+            registry=registry,
+        )
         self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
         self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
         self.documents_revision = Gauge(

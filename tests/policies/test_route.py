@@ -220,6 +220,16 @@ def test_fingerprints_are_never_paired() -> None:
     assert placed(decision, Role.RLD).rejected == {"r1-old": "other_fingerprint"}
 
 
+def test_salted_prompts_keep_away_from_instances_that_mix_salts() -> None:
+    """TEN-05: an instance that was seen to share KV across salts serves only prompts without one."""
+    leaky = replace(M1, id="leaky", leaks_salts=True)
+    fleet = snapshot(P1, R1, M1, leaky)
+    decision = decide(facts(hits={"leaky": Hit(20_000)}, salted=True), fleet)
+    assert decision.plan.main == "m1"
+    assert placed(decision, Role.MD).rejected == {"leaky": "leaks_salts"}
+    assert decide(facts(hits={"leaky": Hit(20_000), "m1": Hit(0)}), fleet).plan.main == "leaky"
+
+
 def test_a_prompt_that_an_instance_cannot_hold_goes_elsewhere() -> None:
     """An instance must hold the prompt and one token."""
     small = replace(M1, id="small", max_model_len=20_000)
