@@ -51,10 +51,11 @@ def encode_leg(leg: LegRequest) -> bytes:
         body["cache_salt"] = leg.cache_salt
     if leg.priority is not None:
         body["priority"] = leg.priority
-    return orjson.dumps(body | _encode_sampling(sampling))
+    return orjson.dumps(body | encode_sampling(sampling))
 
 
-def _encode_sampling(sampling: Sampling) -> dict[str, Any]:
+def encode_sampling(sampling: Sampling) -> dict[str, Any]:
+    """Return the fields that have a place of their own."""
     fields = {name: value for name in _PLAIN_SAMPLING if (value := getattr(sampling, name)) is not None}
     if sampling.stop_token_ids:
         fields["stop_token_ids"] = sampling.stop_token_ids
@@ -76,9 +77,17 @@ class _Usage(msgspec.Struct, gc=False):
     prompt_tokens_details: _PromptDetails | None = None
 
 
+class _TokenLogprob(msgspec.Struct):
+    token_id: int
+    logprob: float | None = None
+    top_logprobs: list["_TokenLogprob"] = []
+
+
 class _Logprobs(msgspec.Struct):
     token_logprobs: list[float | None] = []
     top_logprobs: list[dict[str, float | None] | None] | None = None
+    content: list[_TokenLogprob] | None = None
+    """How ``/inference/v1/generate`` writes them."""
 
 
 class _Choice(msgspec.Struct):
@@ -224,6 +233,8 @@ def _leg_usage(usage: _Usage) -> LegUsage:
 
 
 def _token_logprobs(logprobs: _Logprobs, ids: list[int], alternatives: int) -> tuple[TokenLogprob, ...]:
+    if logprobs.content is not None:
+        return _content_logprobs(logprobs.content, ids, alternatives)
     if len(logprobs.token_logprobs) != len(ids):
         raise EngineBroken(f"{len(logprobs.token_logprobs)} logprobs for {len(ids)} token ids")
     tops = logprobs.top_logprobs or [None] * len(ids)
@@ -233,6 +244,19 @@ def _token_logprobs(logprobs: _Logprobs, ids: list[int], alternatives: int) -> t
         TokenLogprob(token_id, _finite(logprob), _alternatives(top, alternatives))
         for token_id, logprob, top in zip(ids, logprobs.token_logprobs, tops, strict=True)
     )
+
+
+def _content_logprobs(content: list[_TokenLogprob], ids: list[int], alternatives: int) -> tuple[TokenLogprob, ...]:
+    if [one.token_id for one in content] != ids:
+        raise EngineBroken("the logprobs are not those of the token ids")
+    return tuple(
+        TokenLogprob(one.token_id, _finite(one.logprob), _likeliest(one.top_logprobs, alternatives)) for one in content
+    )
+
+
+def _likeliest(top: list[_TokenLogprob], count: int) -> tuple[tuple[int, float], ...]:
+    pairs = sorted(((one.token_id, _finite(one.logprob)) for one in top), key=lambda pair: -pair[1])
+    return tuple(pairs[:count])
 
 
 def _alternatives(top: dict[str, float | None] | None, count: int) -> tuple[tuple[int, float], ...]:

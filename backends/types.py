@@ -90,6 +90,8 @@ class Capabilities:
     streams_token_ids: bool
     boot_id: str | None = None
     """Changes when the engine process restarts."""
+    event_sources: tuple[tuple[str, str | None], ...] = ()
+    """ZMQ endpoints of its KV events and of their replay, one pair for each data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,12 @@ class Gateway:
         """An engine process has told what it is: follow its cache."""
         settings = next(engine for engine in self._settings.engines if engine.id == instance.spec.id)
         found = instance.capabilities
-        sources = (EventSource(settings.kv_events, settings.kv_replay),) if settings.kv_events else ()
+        if settings.kv_events == "auto":
+            sources = tuple(EventSource(*pair) for pair in (found.event_sources if found else ()))
+            if not sources:
+                log.warning("%s tells of no KV events: its cache is guessed from routing", instance.spec.id)
+        else:
+            sources = (EventSource(settings.kv_events, settings.kv_replay),) if settings.kv_events else ()
         self.index.add_instance(
             CacheSpec(
                 id=instance.spec.id,

@@ -67,7 +67,11 @@ class EngineSettings(Section, frozen=True):
         str | None, Meta(description="Environment variable that holds the key this engine wants.")
     ] = None
     kv_events: Annotated[
-        str | None, Meta(description="ZMQ endpoint of its KV events; null: its cache is guessed from routing.")
+        str | None,
+        Meta(
+            description="ZMQ endpoint of its KV events; `auto`: what the engine says at /kv_event_sources; null: its "
+            "cache is guessed from routing."
+        ),
     ] = None
     kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
     abort_grace_s: Annotated[

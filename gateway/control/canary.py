@@ -22,7 +22,7 @@ LEG_TIMEOUT_S = 60.0
 PATTERN = "one two three four five six seven eight nine ten "
 """Said again and again it leaves a model in no doubt of what comes next, so that a rounding error changes nothing."""
 
-_GREEDY = Sampling(temperature=0.0, ignore_eos=True)
+_GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ ROLE_OF: dict[LegKind, Role] = {
     LegKind.FINAL: Role.MD,
 }
 
-GREEDY = Sampling(temperature=0.0)
-"""For legs whose token is thrown away: the cheapest there is."""
+GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
+"""For legs whose token is thrown away: the cheapest there is, and nothing is left to an engine's defaults."""
 
 
 def build_leg(request: GenerationRequest, start: StartLeg, log: Sequence[int], rules: RelayRules) -> LegRequest:

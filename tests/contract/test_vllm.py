@@ -34,6 +34,7 @@ PAGES = {
     "/health": b"",
     "/v1/models": (RECORDINGS / "models.json").read_bytes(),
     "/metrics": (RECORDINGS / "metrics.txt").read_bytes(),
+    "/kv_event_sources": (RECORDINGS / "kv_event_sources.json").read_bytes(),
 }
 
 
@@ -95,7 +96,8 @@ async def engine() -> AsyncIterator[VllmEngine]:
     """An adapter in front of a server that answers with the recordings."""
 
     async def answer(request: Request) -> Response:
-        return Response(PAGES[request.url.path])
+        page = PAGES.get(request.url.path)
+        return Response(page or b"", 404 if page is None else 200)
 
     app = Starlette(routes=[Route("/{path:path}", answer)])
     async with AppServer(app) as server:
@@ -108,7 +110,8 @@ async def test_probe(engine: VllmEngine) -> None:
     """Models, model length, block size and the process's start are found."""
     found = await engine.probe()
     assert found.boot_id is not None
-    assert found == Capabilities(("demo",), 8192, BLOCK_TOKENS, True, found.boot_id)
+    sources = (("ipc:///run/pdd/p1.events", "ipc:///run/pdd/p1.replay"),)
+    assert found == Capabilities(("demo",), 8192, BLOCK_TOKENS, True, found.boot_id, sources)
 
 
 async def test_load(engine: VllmEngine) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
+from backends.generate import GENERATE_PATH
 from tests.fakes.script import (
     EOS,
     Cut,
@@ -37,10 +38,15 @@ State = Literal["running", "ended", "aborted", "refused", "failed"]
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Record of one ``/v1/completions`` call. ``ids``: what was sent so far, lost ids included."""
+    """Record of one call. ``ids``: what was sent so far, lost ids included.
+
+    A call of ``/inference/v1/generate`` has its body in the words of ``/v1/completions``; ``sent`` is as it came.
+    """
 
     body: dict[str, Any]
     headers: dict[str, str]
+    path: str = "/v1/completions"
+    sent: dict[str, Any] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
     state: State = "running"
 
@@ -55,7 +61,10 @@ class CutConnection(Exception):
 
 
 class FakeEngine(AppServer):
-    """Serves /v1/completions (streamed), /v1/models, /health and /metrics. ``scripts`` come first, then ``script``."""
+    """Serves /v1/completions (streamed), /v1/models, /health and /metrics. ``scripts`` come first, then ``script``.
+
+    ``generates``: it has /inference/v1/generate, too. ``event_sources``: what it tells at /kv_event_sources.
+    """
 
     def __init__(
         self,
@@ -69,6 +78,8 @@ class FakeEngine(AppServer):
         script: Script | None = None,
         ssl_context: ssl.SSLContext | None = None,
         keep_alive_s: float = 60.0,
+        generates: bool = False,
+        event_sources: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(self._app, ssl_context=ssl_context, keep_alive_s=keep_alive_s)
         self.name = name
@@ -77,6 +88,8 @@ class FakeEngine(AppServer):
         self.max_model_len = max_model_len
         self.block_size_tokens = block_size_tokens
         self.api_key = api_key
+        self.generates = generates
+        self.event_sources = event_sources
         self.script = script or Script()
         self.scripts: deque[Script] = deque()
         self.calls: list[Call] = []
@@ -110,8 +123,11 @@ class FakeEngine(AppServer):
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        if scope["path"] == "/v1/completions":
-            await self._completions(scope, body, receive, send)
+        if scope["path"] == "/v1/completions" or (self.generates and scope["path"] == GENERATE_PATH):
+            if scope["method"] == "POST":
+                await self._completions(scope, body, receive, send)
+            else:
+                await answer(send, 405, {"detail": "Method Not Allowed"})
         else:
             await self._small(scope["path"], send)
 
@@ -123,6 +139,8 @@ class FakeEngine(AppServer):
             await answer(send, 200 if self.healthy else 503, b"")
         elif path == "/metrics":
             await answer(send, 200, (self.metrics or self._metrics()).encode())
+        elif path == "/kv_event_sources" and self.event_sources is not None:
+            await answer(send, 200, self.event_sources)
         else:
             await answer(send, 404, error_body(404, "Not Found"))
 
@@ -139,7 +157,9 @@ class FakeEngine(AppServer):
 
     async def _completions(self, scope: dict[str, Any], body: bytes, receive: Receive, send: Send) -> None:
         headers = {name.decode(): value.decode() for name, value in scope["headers"]}
-        call = Call(orjson.loads(body), headers)
+        sent = orjson.loads(body)
+        fields = _as_completion(sent) if scope["path"] == GENERATE_PATH else sent
+        call = Call(fields, headers, scope["path"], sent)
         self.calls.append(call)
         self._watch.changed()
         answering = asyncio.create_task(self._answer(call, send))
@@ -271,8 +291,13 @@ class FakeEngine(AppServer):
 
     def _chunk(self, call: Call, script: Script, start: int, end: tuple[str | None, int | None]) -> bytes:
         ids: Sequence[int] | None = call.ids[start:]
-        choice: dict[str, Any] = {"index": 0, "text": "".join(f"<{token}>" for token in call.ids[start:])}
-        choice |= {"finish_reason": end[0], "stop_reason": end[1], "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": end[0], "stop_reason": end[1], "logprobs": None}
+        if call.path == GENERATE_PATH:
+            if call.body.get("logprobs") is not None:
+                choice["logprobs"] = {"content": content_logprobs_of(call.ids[start:], call.body["logprobs"])}
+            choice["token_ids"] = ids
+            return orjson.dumps({"request_id": call.body["request_id"], "output_mode": "tokens", "choices": [choice]})
+        choice["text"] = "".join(f"<{token}>" for token in call.ids[start:])
         if call.body.get("logprobs") is not None:
             choice["logprobs"] = logprobs_of(call.ids[start:], call.body["logprobs"])
         if isinstance(script.fault, LoseIds):
@@ -301,6 +326,28 @@ def logprobs_of(ids: Sequence[int], alternatives: int) -> dict[str, Any]:
         "text_offset": [0] * len(ids),
         "top_logprobs": [{f"token_id:{token + i}": -0.5 - i for i in range(max(1, alternatives))} for token in ids],
     }
+
+
+def content_logprobs_of(ids: Sequence[int], alternatives: int) -> list[dict[str, Any]]:
+    """The same as /inference/v1/generate writes it: one object for each token."""
+    return [
+        {
+            "token_id": token,
+            "logprob": -0.5,
+            "rank": 1,
+            "top_logprobs": [
+                {"token_id": other, "logprob": -0.5 - rank, "rank": rank + 1}
+                for rank, other in enumerate(range(token, token + alternatives))
+            ],
+        }
+        for token in ids
+    ]
+
+
+def _as_completion(sent: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: value for name, value in sent.items() if name not in ("token_ids", "sampling_params")}
+    sampling: dict[str, Any] = sent["sampling_params"]
+    return fields | sampling | {"prompt": sent["token_ids"]}
 
 
 def error_body(status: int, message: str, param: str | None = None) -> dict[str, Any]:
