@@ -54,7 +54,7 @@ class Weights:
         key = (tuple(leg.prompt), leg.cache_salt if self.minds_salts else None)
         cached = len(leg.prompt) if key in self.cached else 0
         self.cached.add(key)
-        ids = tuple((sum(leg.prompt) * self.version + at) % 500 for at in range(leg.max_tokens or 1))
+        ids = tuple(hash((*leg.prompt, self.version, at)) % 500 for at in range(leg.max_tokens or 1))
         self.version = self.version_after_a_leg or self.version
         usage = LegUsage(len(leg.prompt), len(ids), cached if self.tells_cached else None)
         yield LegChunk(ids, finish_reason="length", usage=usage)
