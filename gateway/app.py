@@ -1,7 +1,6 @@
 """Composition root: builds everything from the settings, starts it, and ends it in reverse."""
 
 import logging
-import os
 import random
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -36,9 +35,12 @@ from gateway.index.metered import MeteredIndex
 from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
+from gateway.passthrough.build import build_passing
+from gateway.passthrough.endpoint import pass_routes
+from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
 from gateway.relay.service import ModelFacts, RelayService, store_id
-from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, find_redis
+from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, find_redis, read_key
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.text.model import ModelDirectoryError, ServedModel, load_model
@@ -114,6 +116,7 @@ class Gateway:
             metrics=self.metrics,
             rng=random.Random(),
         )
+        self.passing = build_passing(settings, self.pools, self.served, self.timelines, self.metrics)
         self.app: ASGIApp = self._build_app()
 
     async def __aenter__(self) -> Self:
@@ -138,6 +141,10 @@ class Gateway:
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
+        upstreams = UpstreamWatch(self.passing.servers.upstreams, self._settings.health_interval_s)
+        await upstreams.start()
+        stack.push_async_callback(upstreams.aclose)
+        stack.push_async_callback(self.passing.servers.aclose)
         self._track_stores()
         for line in self.find_missing():
             log.warning("not ready: %s", line)
@@ -168,6 +175,10 @@ class Gateway:
         return missing
 
     def _build_app(self) -> ASGIApp:
+        limits = Limits(
+            body_bytes=self._settings.limits.max_body_bytes,
+            write_timeout_s=self._settings.limits.write_timeout_s,
+        )
         state = ApiState(
             models=self.served,
             generator=self.service,
@@ -177,12 +188,10 @@ class Gateway:
             find_timeline=self._find_timeline,
             render_metrics=self._render_metrics,
             show_rules=self._show_rules,
-            limits=Limits(
-                body_bytes=self._settings.limits.max_body_bytes,
-                write_timeout_s=self._settings.limits.write_timeout_s,
-            ),
+            limits=limits,
+            passing=self.passing,
         )
-        return build_app(state)
+        return build_app(state, pass_routes(self.passing, _identify, limits))
 
     def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         found = self.timelines.find(request_id)
@@ -205,6 +214,9 @@ class Gateway:
             self.metrics.instance_legs.labels(*labels).set(instance.in_flight)
             self.metrics.instance_differs.labels(*labels).set(bool(instance.fingerprint))
             self.metrics.instance_leaks_salts.labels(*labels).set(instance.leaks_salts)
+        for upstream in self.passing.servers.upstreams:
+            self.metrics.upstream_up.labels(upstream.id).set(upstream.reachable)
+            self.metrics.upstream_requests.labels(upstream.id).set(upstream.in_flight)
         if self.ledger is not None:
             self.metrics.redis_up.set(self.ledger.up)
             self.metrics.gateways.set(self.ledger.peers + 1)
@@ -280,11 +292,7 @@ def _model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[
 
 
 def _build_instance(engine: EngineSettings) -> Instance:
-    key = None
-    if engine.api_key_env is not None:
-        key = os.environ.get(engine.api_key_env)
-        if not key:
-            raise BadSettings(f"engines[{engine.id}].api_key_env: {engine.api_key_env} is not set")
+    key = read_key(f"engines[{engine.id}].api_key_env", engine.api_key_env)
     curve = None
     if engine.prefill_curve is not None:
         try:
@@ -292,7 +300,7 @@ def _build_instance(engine: EngineSettings) -> Instance:
         except BadCurve as error:
             raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
     role = Role(engine.role)
-    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve)
+    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve, key)
     try:
         adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
     except BadEngine as error:

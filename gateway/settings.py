@@ -8,6 +8,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from gateway.passthrough.paths import ALL_PATHS
 from policies.rules import BadRules, Rules, parse_rules
 
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
@@ -106,6 +107,23 @@ class LinkSettings(Section, frozen=True):
     )
 
 
+class UpstreamSettings(Section, frozen=True):
+    """A server whose models' requests are passed on as they are: any OpenAI-compatible one."""
+
+    id: Annotated[Name, Meta(description="Unique name, shown in timelines and metrics.")]
+    url: Annotated[Url, Meta(description="Base URL of its API, without ``/v1``.")]
+    models: Annotated[
+        tuple[Name, ...] | None, Meta(description="What it serves; null: what its ``/v1/models`` lists.")
+    ] = None
+    paths: Annotated[
+        tuple[str, ...] | None, Meta(description="Paths that it is asked at; null: all that are passed on.")
+    ] = None
+    api_key_env: Annotated[str | None, Meta(description="Environment variable that holds the key it wants.")] = None
+    max_running: Annotated[Count, Meta(description="Most requests that this process has running there.")] = 64
+    first_byte_timeout_s: Annotated[Positive, Meta(description="Longest wait for an answer's first byte.")] = 600.0
+    idle_timeout_s: Annotated[Positive, Meta(description="Longest silence inside an answer.")] = 120.0
+
+
 class LimitSettings(Section, frozen=True):
     """What one request may be."""
 
@@ -125,6 +143,7 @@ class Settings(Section, frozen=True):
         str | None, Meta(description="Redis or Valkey; REDIS_URL wins; neither: a private Valkey is started.")
     ] = None
     links: tuple[LinkSettings, ...] = ()
+    upstreams: tuple[UpstreamSettings, ...] = ()
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
     limits: LimitSettings = LimitSettings()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
@@ -179,6 +198,16 @@ def find_redis(settings: Settings) -> str | None:
     return os.environ.get("REDIS_URL") or settings.redis_url
 
 
+def read_key(where: str, variable: str | None) -> str | None:
+    """Return an API key from the environment; None where none is wanted. Raises BadSettings that names ``where``."""
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise BadSettings(f"{where}: {variable} is not set")
+    return key
+
+
 def _check_references(settings: Settings) -> None:
     models = _unique("models[].name", [model.name for model in settings.models])
     _unique("engines[].id", [engine.id for engine in settings.engines])
@@ -186,6 +215,14 @@ def _check_references(settings: Settings) -> None:
     for number, engine in enumerate(settings.engines):
         if engine.model not in models:
             raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
+    _unique("upstreams[].id", [upstream.id for upstream in settings.upstreams])
+    for number, upstream in enumerate(settings.upstreams):
+        for name in upstream.models or ():
+            if name in models:
+                raise BadSettings(f"upstreams[{number}].models: {name!r} is in models, too")
+        for path in upstream.paths or ():
+            if path not in ALL_PATHS:
+                raise BadSettings(f"upstreams[{number}].paths: {path!r} is not one of {', '.join(ALL_PATHS)}")
     regions = {engine.region for engine in settings.engines}
     for number, link in enumerate(settings.links):
         for key in ("source", "dest"):

@@ -5,6 +5,11 @@ import re
 from starlette.routing import Route
 
 from gateway.api.app import ApiState, build_app
+from gateway.control.pools import Pools
+from gateway.passthrough.endpoint import Passing, pass_routes
+from gateway.passthrough.servers import Servers
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timelines
 from tests.fakes.answers import ScriptedGenerator
 from tests.readme import README, fill
 
@@ -27,7 +32,8 @@ def test_every_route_is_documented() -> None:
         render_metrics=lambda: (b"", "text/plain"),
     )
     served = set()
-    for route in build_app(state).routes:
+    passed = pass_routes(Passing(Servers([], Pools([], float), ()), Timelines(float), Metrics()), str, state.limits)
+    for route in build_app(state, passed).routes:
         assert isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}:
             served.add(f"{method} {re.sub(r':[a-z]+}', '}', route.path)}")

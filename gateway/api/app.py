@@ -15,10 +15,11 @@ from starlette.routing import Route
 
 from gateway.api.chat import prepare_chat
 from gateway.api.completions import prepare_completion
-from gateway.api.endpoint import GenerationEndpoint, Limits
+from gateway.api.endpoint import GenerationEndpoint, Limits, Prepare
 from gateway.api.errors import ApiError, encode_error, error_headers, from_generation
-from gateway.api.forms import ChatForm, CompletionForm
+from gateway.api.forms import ChatForm, CompletionForm, Form
 from gateway.api.models import Models
+from gateway.api.passing import Passing
 from gateway.api.wire import encode
 from gateway.relay.types import GenerationFailed, Generator
 from gateway.text.model import ServedModel
@@ -50,19 +51,24 @@ class ApiState:
     limits: Limits = field(default_factory=Limits)
     show_rules: Callable[[], Awaitable[Mapping[str, Any]]] = field(default=_show_nothing)
     """Return which rules are in force here, and what other processes say, as JSON values."""
+    passing: Passing | None = None
+    """Serves the models of upstreams; None: there are none."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
-    models = Models(state.models, state.created)
-    chat = GenerationEndpoint(prepare_chat, ChatForm(), models, state.generator, state.identify, state.limits)
-    completion = GenerationEndpoint(
-        prepare_completion, CompletionForm(), models, state.generator, state.identify, state.limits
-    )
+    models = Models(state.models, state.created, state.passing.models if state.passing else tuple)
+
+    def endpoint(path: str, prepare: Prepare, form: Form) -> Route:
+        served = GenerationEndpoint(
+            prepare, form, models, state.generator, state.identify, state.limits, path, state.passing
+        )
+        return Route(path, served, methods=["POST"])
+
     app = Starlette(
         routes=[
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completion, methods=["POST"]),
+            endpoint("/v1/chat/completions", prepare_chat, ChatForm()),
+            endpoint("/v1/completions", prepare_completion, CompletionForm()),
             *model_routes(models, state),
             *operator_routes(state),
             *routes,

@@ -20,6 +20,7 @@ from gateway.api.forms import Form
 from gateway.api.job import Caller, Job
 from gateway.api.merge import merge
 from gateway.api.models import Models
+from gateway.api.passing import AnswerBroken, Passing
 from gateway.api.respond import StreamWriter, write_stream, write_whole
 from gateway.relay.types import Answer, GenerationFailed, Generator
 
@@ -50,7 +51,11 @@ class GenerationEndpoint:
         generator: Generator,
         identify: Callable[[Headers], str],
         limits: Limits,
+        path: str,
+        passing: Passing | None = None,
     ) -> None:
+        self._path = path
+        self._passing = passing
         self._prepare = prepare
         self._form = form
         self._models = models
@@ -69,10 +74,14 @@ class GenerationEndpoint:
             caller = read_headers(Headers(scope=scope), self._identify)
             body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
             async with Client(receive, send, self._limits.write_timeout_s) as client:
-                job = await self._prepare(await parse(body), len(body), self._models, caller)
+                value = await parse(body)
+                if self._passing is not None and self._passing.passes(value.get("model")):
+                    await self._passing.pass_object(self._path, value, Headers(scope=scope), client)
+                    return
+                job = await self._prepare(value, len(body), self._models, caller)
                 request_id = job.id
                 await self._answer(job, client, answers)
-        except ClientStalled:
+        except (ClientStalled, AnswerBroken):
             cut_connection(scope)
         except ClientGone:
             pass

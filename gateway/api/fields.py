@@ -1,7 +1,7 @@
 """The checks on a request's fields that hold for chat and completions alike."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -123,9 +123,8 @@ RANGES: Mapping[str, Range] = {
 
 def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObject]:
     """Return the fields that the gateway reads, checked, and the rest, which the engine gets as it is."""
+    refuse_internal(value)
     for name in value:
-        if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
-            raise bad_field(name, f"The field {name[:100]!r} cannot be set by clients.", "internal_field")
         if name in UNSUPPORTED_FIELDS and value[name] is not None:
             raise bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
     try:
@@ -137,6 +136,13 @@ def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObje
     check_stop(fields)
     rest = {name: entry for name, entry in value.items() if name not in OWN_FIELDS and entry is not None}
     return fields, rest
+
+
+def refuse_internal(names: Iterable[str]) -> None:
+    """Refuse fields that clients may not set. Raises ApiError."""
+    for name in names:
+        if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
+            raise bad_field(name, f"The field {name[:100]!r} cannot be set by clients.", "internal_field")
 
 
 def name_field(error: msgspec.ValidationError) -> ApiError:

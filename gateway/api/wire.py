@@ -237,7 +237,7 @@ class ModelCard(Struct):
 
     id: str
     created: int
-    max_model_len: int
+    max_model_len: int | UnsetType = UNSET
     object: str = "model"
     owned_by: str = "pdd-gateway"
 

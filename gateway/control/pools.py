@@ -28,6 +28,8 @@ class InstanceSpec:
     url: str
     max_running: int
     curve: PrefillCurve | None = None
+    api_key: str | None = field(default=None, repr=False)
+    """The engine's own key, never a client's."""
 
 
 @dataclass(slots=True)

@@ -77,6 +77,24 @@ class Metrics:
             "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
         )
 
+        self.passed = Counter(
+            "pdd_passed_requests",
+            "Requests that were passed on, by the server they ended at",
+            ["server", "path", "outcome"],
+            registry=registry,
+        )
+        self.passed_first_byte = Histogram(
+            "pdd_passed_first_byte_seconds",
+            "Admission to the first byte of a passed answer",
+            ["path"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.upstream_up = Gauge("pdd_upstream_up", "Whether an upstream answers", ["upstream"], registry=registry)
+        self.upstream_requests = Gauge(
+            "pdd_upstream_requests", "This process's requests at an upstream", ["upstream"], registry=registry
+        )
+
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""
         return generate_latest(self.registry)

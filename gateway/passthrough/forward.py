@@ -1,0 +1,214 @@
+"""Passes one request on: to another server while nothing has come back, then byte for byte.
+
+What a server answers before the answer's first byte decides: an answer is relayed, a refusal that another server might
+not give is tried there, any other goes to the client. From the first byte on there is no second try.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import orjson
+
+from backends.errors import BackendError, EngineBroken, EngineTimeout, EngineUnavailable
+from backends.exchange import MAX_REFUSAL_BYTES, retry_after_s
+from backends.sse import EventTooLarge, SseParser
+from backends.stream import Response
+from gateway.api.client import Client
+from gateway.api.errors import ApiError, Headers, encode_error
+from gateway.api.passing import AnswerBroken
+from gateway.passthrough.headers import pick_answer_headers
+from gateway.passthrough.record import PassRecord
+from gateway.passthrough.servers import Server, Servers
+
+MAX_WHOLE_BYTES = 64 << 20
+ELSEWHERE = frozenset({429, 502, 503, 504})
+"""Statuses of a server that cannot, for now: another one may."""
+OUR_KEY = frozenset({401, 403, 407})
+"""Statuses that speak of the gateway's own key, which is not the client's affair."""
+
+
+@dataclass(frozen=True, slots=True)
+class PassedRequest:
+    """A request as servers get it."""
+
+    id: str
+    path: str
+    model: str
+    body: bytes
+    headers: Mapping[str, str]
+
+
+class Refused(Exception):
+    """A server gave no answer to relay. ``elsewhere``: another one may."""
+
+    def __init__(self, error: ApiError, body: bytes | None = None, *, elsewhere: bool = False) -> None:
+        super().__init__(f"status {error.status}")
+        self.error = error
+        self.body = body if body is not None else encode_error(error)
+        """What the client gets: the server's own words where they are an error object."""
+        self.elsewhere = elsewhere
+
+
+async def pass_on(request: PassedRequest, servers: Servers, client: Client, record: PassRecord) -> None:
+    """Pass a request on and relay the answer. Raises ApiError while nothing was sent, AnswerBroken after that."""
+    tried: set[str] = set()
+    refused: Refused | None = None
+    while (server := servers.choose(request.model, request.path, tried)) is not None:
+        tried.add(server.id)
+        record.tried(server.id)
+        with server.occupied():
+            try:
+                async with _ask(request, server) as (response, first):
+                    await _relay(response, first, request, server, client, record)
+                return
+            except Refused as answer:
+                refused = answer
+                record.refused(server.id, answer.error.status)
+        if not refused.elsewhere:
+            break
+    if refused is None:
+        message = f"No server of {request.model!r} can take a request now."
+        raise ApiError(503, message, code="no_instance", retry_after_s=1.0)
+    await _send_whole(client, refused.error.status, refused.body, _refusal_headers(request, refused.error))
+
+
+@asynccontextmanager
+async def _ask(request: PassedRequest, server: Server) -> AsyncIterator[tuple[Response, bytes]]:
+    """Give the answer and its first bytes. Raises Refused."""
+    try:
+        response = await server.origin.send(
+            "POST", request.path, request.body, headers=request.headers, head_timeout_s=server.first_byte_timeout_s
+        )
+    except BackendError as error:
+        raise _judge(error, server) from error
+    try:
+        if response.status != 200:
+            raise await _read_refusal(response)
+        try:
+            first = await response.read()
+        except EngineBroken as error:
+            raise Refused(ApiError(502, "The server broke the answer off."), elsewhere=True) from error
+        except BackendError as error:
+            raise _judge(error, server) from error
+        if _is_stream(response) and (failure := find_error_event(first)) is not None:
+            raise failure
+        yield response, first
+    finally:
+        await response.aclose()
+
+
+def _judge(error: BackendError, server: Server) -> Refused:
+    if isinstance(error, EngineTimeout):
+        return Refused(ApiError(504, "The server did not answer in time."))
+    if isinstance(error, EngineUnavailable):
+        server.note_failure(error)
+        return Refused(ApiError(502, "The server cannot be reached."), elsewhere=True)
+    return Refused(ApiError(502, "The server's answer cannot be read."))
+
+
+async def _read_refusal(response: Response) -> Refused:
+    """Return what a status other than 200 amounts to; a server's own error object is kept."""
+    status = response.status
+    try:
+        body = await response.body(MAX_REFUSAL_BYTES)
+    except BackendError:
+        body = b""
+    if status in OUR_KEY:
+        return Refused(ApiError(502, "The server does not take the gateway's key."))
+    if not 400 <= status <= 599:
+        return Refused(ApiError(502, f"The server answered with the unexpected status {status}."))
+    error = ApiError(status, f"The server answered {status}.", retry_after_s=retry_after_s(response))
+    return Refused(error, body if _is_error_object(body) else None, elsewhere=status in ELSEWHERE)
+
+
+def _is_error_object(body: bytes) -> bool:
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return False
+    return isinstance(value, dict) and bool(value.get("error"))
+
+
+def find_error_event(piece: bytes) -> Refused | None:
+    """Return the failure that a stream begins with; its code is the status where it is one."""
+    try:
+        events = SseParser().feed(piece)
+        value = orjson.loads(events[0]) if events else None
+    except (EventTooLarge, orjson.JSONDecodeError):
+        return None
+    error = value.get("error") if isinstance(value, dict) else None
+    if not error:
+        return None
+    code = error.get("code") if isinstance(error, dict) else None
+    status = code if type(code) is int and 400 <= code <= 599 else 502
+    return Refused(ApiError(status, "The server failed."), events[0])
+
+
+async def _relay(
+    response: Response, first: bytes, request: PassedRequest, server: Server, client: Client, record: PassRecord
+) -> None:
+    headers = [(b"x-request-id", request.id.encode()), *pick_answer_headers(response.headers)]
+    record.first_byte()
+    if response.headers.get(b"content-type", b"").lower().startswith(b"application/json"):
+        body = await _read_whole(response, first, server)
+        record.usage.read(body)
+        record.finished()
+        await _send_whole(client, 200, body, headers)
+        return
+    is_stream = _is_stream(response)
+    if is_stream:
+        headers.append((b"x-accel-buffering", b"no"))
+    await client.send({"type": "http.response.start", "status": 200, "headers": headers})
+    piece = first
+    try:
+        while piece:
+            if is_stream:
+                record.usage.feed(piece)
+            await client.send({"type": "http.response.body", "body": piece, "more_body": True})
+            response.set_deadline(asyncio.get_running_loop().time() + server.idle_timeout_s)
+            piece = await response.read()
+    except BackendError as error:
+        record.broken(error)
+        if not is_stream:
+            raise AnswerBroken from error
+        failure = ApiError(502, "The server broke the answer off.", code="bad_gateway")
+        piece = b"\n\ndata: " + encode_error(failure) + b"\n\n"
+    else:
+        record.finished()
+        response.finish()
+    await client.send({"type": "http.response.body", "body": piece, "more_body": False})
+
+
+async def _read_whole(response: Response, first: bytes, server: Server) -> bytes:
+    """Read a JSON answer to its end, so that one that breaks off is no answer. Raises Refused."""
+    pieces, size = [first], len(first)
+    try:
+        while pieces[-1]:
+            response.set_deadline(asyncio.get_running_loop().time() + server.idle_timeout_s)
+            pieces.append(await response.read())
+            size += len(pieces[-1])
+            if size > MAX_WHOLE_BYTES:
+                raise Refused(ApiError(502, f"The server's answer is larger than {MAX_WHOLE_BYTES} bytes."))
+    except BackendError as error:
+        raise Refused(ApiError(502, "The server broke the answer off.")) from error
+    response.finish()
+    return b"".join(pieces)
+
+
+def _is_stream(response: Response) -> bool:
+    return response.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
+
+
+def _refusal_headers(request: PassedRequest, error: ApiError) -> Headers:
+    lines = [(b"x-request-id", request.id.encode()), (b"content-type", b"application/json")]
+    if error.retry_after_s is not None:
+        lines.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
+    return lines
+
+
+async def _send_whole(client: Client, status: int, body: bytes, headers: Headers) -> None:
+    lines = [*headers, (b"content-length", b"%d" % len(body))]
+    await client.send({"type": "http.response.start", "status": status, "headers": lines})
+    await client.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,0 +1,28 @@
+"""The paths that requests are passed on at as they are. Nothing that a client sends becomes part of a URL."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+Form = Literal["json", "multipart"]
+
+GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+"""Passed on for the models of upstreams only: the gateway answers these itself for its own."""
+
+PASSED_PATHS: Mapping[str, Form] = {
+    "/v1/responses": "json",
+    "/v1/messages": "json",
+    "/v1/messages/count_tokens": "json",
+    "/v1/embeddings": "json",
+    "/v1/rerank": "json",
+    "/v1/score": "json",
+    "/v1/moderations": "json",
+    "/v1/audio/speech": "json",
+    "/v1/audio/transcriptions": "multipart",
+    "/v1/audio/translations": "multipart",
+    "/v1/images/generations": "json",
+    "/tokenize": "json",
+    "/detokenize": "json",
+}
+"""Paths that only ever pass on, and how their bodies come. The model is a field of the body."""
+
+ALL_PATHS = (*GENERATION_PATHS, *PASSED_PATHS)
