@@ -5,7 +5,6 @@ import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,22 +12,19 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
-from backends.adapters import BadEngine, EngineSpec, build_engine
-from backends.bridge.client import BridgePath
 from backends.kv_subscriber import EventSource
-from backends.patient import PatientEngine
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
+from gateway.build import build_instance, build_link, load_models, model_facts
 from gateway.control.canaries import CanaryWatch, NoWay
 from gateway.control.canary import Crossing
-from gateway.control.curves import BadCurve, read_curve
 from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
 from gateway.control.ledger import Ledger
-from gateway.control.links import Link, Links
+from gateway.control.links import Links
 from gateway.control.live import LiveDocuments
-from gateway.control.pools import Instance, InstanceSpec, Pools
+from gateway.control.pools import Instance, Pools
 from gateway.control.rulebook import RULES, RuleBook
 from gateway.control.sessions import Sessions
 from gateway.index.metered import MeteredIndex
@@ -39,11 +35,10 @@ from gateway.passthrough.build import build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
-from gateway.relay.service import ModelFacts, RelayService, store_id
-from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, find_redis, read_key
+from gateway.relay.service import RelayService, store_id
+from gateway.settings import BadSettings, Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
-from gateway.text.model import ModelDirectoryError, ServedModel, load_model
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -79,7 +74,7 @@ class Gateway:
         self, settings: Settings, index: PrefixIndex, redis_url: str | None = None, has_rules: bool = False
     ) -> None:
         self._settings = settings
-        self.served = _load_models(settings)
+        self.served = load_models(settings)
         self._stack = AsyncExitStack()
         self._draining = False
         self.metrics = Metrics()
@@ -89,8 +84,8 @@ class Gateway:
             self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner()
         self.timelines = Timelines(time.monotonic)
-        self.pools = Pools([_build_instance(engine) for engine in settings.engines], time.monotonic)
-        self.links = Links({(link.source, link.dest): _build_link(link) for link in settings.links}, 1.0)
+        self.pools = Pools([build_instance(engine) for engine in settings.engines], time.monotonic)
+        self.links = Links({(link.source, link.dest): build_link(link) for link in settings.links}, 1.0)
         self.index = MeteredIndex(index, self.metrics.registry)
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
         self.canaries = CanaryWatch(
@@ -104,7 +99,7 @@ class Gateway:
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis_url, learning, list(self.served)) if redis_url else None
         self.service = RelayService(
-            models=_model_facts(settings, self.served),
+            models=model_facts(settings, self.served),
             pools=self.pools,
             links=self.links,
             index=self.index,
@@ -262,57 +257,6 @@ class Gateway:
         for link in self._settings.links:
             for model in self.served:
                 self.index.add_instance(CacheSpec(store_id(link.dest, model), model, link.chunk_tokens))
-
-
-def _load_models(settings: Settings) -> dict[str, ServedModel]:
-    served = {}
-    for number, model in enumerate(settings.models):
-        try:
-            served[model.name] = load_model(
-                model.name,
-                Path(model.path),
-                reasoning_parser=model.reasoning_parser,
-                tool_parser=model.tool_parser,
-            )
-        except ModelDirectoryError as error:
-            raise BadSettings(f"models[{number}].path: {error}") from None
-    return served
-
-
-def _model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
-    return {
-        model.name: ModelFacts(
-            model.kv_bytes_per_token,
-            served[model.name].context_tokens,
-            model.cache_effective,
-            model.kv_name or model.name,
-        )
-        for model in settings.models
-    }
-
-
-def _build_instance(engine: EngineSettings) -> Instance:
-    key = read_key(f"engines[{engine.id}].api_key_env", engine.api_key_env)
-    curve = None
-    if engine.prefill_curve is not None:
-        try:
-            curve = read_curve(Path(engine.prefill_curve))
-        except BadCurve as error:
-            raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
-    role = Role(engine.role)
-    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve, key)
-    try:
-        adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
-    except BadEngine as error:
-        raise BadSettings(f"engines[{engine.id}].{error}") from None
-    if engine.abort_grace_s:
-        adapter = PatientEngine(adapter, engine.abort_grace_s)
-    return Instance(spec, adapter)
-
-
-def _build_link(link: LinkSettings) -> Link:
-    path = BridgePath(link.bridge, dtype=link.dtype)
-    return Link(link.source, link.dest, path, link.dialect, link.chunk_tokens, link.rate_mbit * 125_000)
 
 
 def _describe(instance: Instance) -> str:

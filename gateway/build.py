@@ -1,0 +1,70 @@
+"""Builds models, instances and links from their settings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from backends.adapters import BadEngine, EngineSpec, build_engine
+from backends.bridge.client import BridgePath
+from backends.patient import PatientEngine
+from gateway.control.curves import BadCurve, read_curve
+from gateway.control.links import Link
+from gateway.control.pools import Instance, InstanceSpec
+from gateway.relay.service import ModelFacts
+from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, read_key
+from gateway.text.model import ModelDirectoryError, ServedModel, load_model
+from policies.types import Role
+
+
+def load_models(settings: Settings) -> dict[str, ServedModel]:
+    """Load every model directory. Raises BadSettings."""
+    served = {}
+    for number, model in enumerate(settings.models):
+        try:
+            served[model.name] = load_model(
+                model.name,
+                Path(model.path),
+                reasoning_parser=model.reasoning_parser,
+                tool_parser=model.tool_parser,
+            )
+        except ModelDirectoryError as error:
+            raise BadSettings(f"models[{number}].path: {error}") from None
+    return served
+
+
+def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
+    """What plans need to know of each model."""
+    return {
+        model.name: ModelFacts(
+            model.kv_bytes_per_token,
+            served[model.name].context_tokens,
+            model.cache_effective,
+            model.kv_name or model.name,
+        )
+        for model in settings.models
+    }
+
+
+def build_instance(engine: EngineSettings) -> Instance:
+    """Build one instance with its adapter; it is not asked yet. Raises BadSettings."""
+    key = read_key(f"engines[{engine.id}].api_key_env", engine.api_key_env)
+    curve = None
+    if engine.prefill_curve is not None:
+        try:
+            curve = read_curve(Path(engine.prefill_curve))
+        except BadCurve as error:
+            raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
+    role = Role(engine.role)
+    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve, key)
+    try:
+        adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
+    except BadEngine as error:
+        raise BadSettings(f"engines[{engine.id}].{error}") from None
+    if engine.abort_grace_s:
+        adapter = PatientEngine(adapter, engine.abort_grace_s)
+    return Instance(spec, adapter)
+
+
+def build_link(link: LinkSettings) -> Link:
+    """Build one link; its bridge is not asked yet."""
+    path = BridgePath(link.bridge, dtype=link.dtype)
+    return Link(link.source, link.dest, path, link.dialect, link.chunk_tokens, link.rate_mbit * 125_000)
