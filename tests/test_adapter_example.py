@@ -90,6 +90,7 @@ async def test_the_example_serves(acme: Acme, model_dir: Path) -> None:
         {
             "models": [{"name": "tiny", "path": str(model_dir), "kv_bytes_per_token": 1}],
             "engines": [engine | {"id": role, "role": role} for role in ("P", "MD")],
+            "canary_interval_s": 0,
         }
     )
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
