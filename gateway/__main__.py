@@ -9,6 +9,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "run the gateway"),
     "explain": ("gateway.cli.explain", "show what the gateway would do with a request, and why"),
     "index": ("gateway.cli.index", "show what the prefix index knows of the engines' caches"),
+    "rules": ("gateway.cli.rules", "read, check, change and take back the live rules"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
     "bridge": ("backends.bridge.command", "run the KV bridge of a receiving region"),

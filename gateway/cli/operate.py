@@ -1,0 +1,160 @@
+"""What the commands that change live documents share: where Redis is, who changes, and who has applied it."""
+
+import argparse
+import asyncio
+import getpass
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import uvloop
+import yaml
+from redis.exceptions import RedisError
+
+from gateway.control.documents import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal, connect
+from gateway.settings import BadSettings, Settings, find_redis, load_settings, read_yaml
+
+REPLY_TIMEOUT_S = 10.0
+WAIT_S = 10.0
+LOOK_PAUSE_S = 0.02
+
+
+class CannotOperate(Exception):
+    """Nothing was changed; the message is for the user."""
+
+
+class NotApplied(Exception):
+    """The change is stored, and some process has not applied it; the message is for the user."""
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Declare where Redis is."""
+    parser.add_argument("--redis", metavar="URL", help="(default: REDIS_URL, or the configuration's redis_url)")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="the gateway's configuration")
+
+
+def add_change(parser: argparse.ArgumentParser) -> None:
+    """Declare how a change is made."""
+    parser.add_argument(
+        "--expect-version", type=int, metavar="N", help="change only this version; 0: only if there is none"
+    )
+    parser.add_argument("--author", default=None, metavar="NAME", help="for the history (default: this user)")
+    parser.add_argument(
+        "--wait",
+        type=float,
+        nargs="?",
+        const=WAIT_S,
+        metavar="SECONDS",
+        help="until every live gateway process has applied it, or say which has not (default: %(const)g s)",
+    )
+
+
+def find_author(args: argparse.Namespace) -> str:
+    """Say who changes."""
+    if args.author:
+        return str(args.author)
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid-{os.getuid()}"
+
+
+def read_settings(args: argparse.Namespace) -> Settings | None:
+    """Return the configuration if one is named. Raises BadSettings."""
+    return None if args.config is None else load_settings(args.config)
+
+
+def find_url(args: argparse.Namespace) -> str | None:
+    """Say where Redis is; None: nobody says. Raises BadSettings."""
+    settings = read_settings(args)
+    return args.redis or (find_redis(settings) if settings else os.environ.get("REDIS_URL")) or None
+
+
+@asynccontextmanager
+async def open_store(args: argparse.Namespace) -> AsyncIterator[DocumentStore]:
+    """Reach the documents that the options name. Raises CannotOperate and BadSettings."""
+    url = find_url(args)
+    if url is None:
+        raise CannotOperate("say where Redis is: --redis URL, REDIS_URL, or --config FILE with a redis_url")
+    try:
+        client = connect(url)
+    except ValueError as error:
+        raise CannotOperate(f"not a Redis URL: {error}") from None
+    try:
+        yield DocumentStore(client)
+    finally:
+        await client.aclose()
+
+
+def read_value(path: Path) -> Any:
+    """Read a YAML or JSON file; ``-`` is the standard input. Raises BadSettings."""
+    return read_yaml(Path("/dev/stdin") if str(path) == "-" else path)
+
+
+def to_yaml(value: Any) -> str:
+    """Write a value as a file that ``read_value`` takes."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+
+
+async def announce(store: DocumentStore, document: Document, args: argparse.Namespace) -> None:
+    """Tell of a change, and wait for the processes where that is asked. Raises NotApplied."""
+    verb = "deleted" if document.deleted else "set"
+    print(f"{document.kind} {document.name} {verb}: version {document.version}, revision {document.revision}")
+    if args.wait is None:
+        return
+    applied, behind = await wait_applied(store, document, args.wait)
+    for ack in applied:
+        print(f"applied by {describe_process(ack)}")
+    if not applied and not behind:
+        print("no gateway process is running")
+    if behind:
+        raise NotApplied("\n".join(behind))
+
+
+async def wait_applied(store: DocumentStore, document: Document, within_s: float) -> tuple[list[Ack], list[str]]:
+    """Wait until every live process has applied a document; those that have, and what is wrong with the others."""
+    end_s = asyncio.get_running_loop().time() + within_s
+    while True:
+        epoch = (await store.read(())).epoch
+        living = await store.living()
+        applied = [ack for ack in living if ack.epoch == epoch and ack.revision >= document.revision]
+        refused = {
+            ack.process: describe_refusal(ack, refusal)
+            for ack in applied
+            for refusal in ack.refusals
+            if document.kind in refusal.kinds
+        }
+        late = [ack for ack in living if ack not in applied]
+        if not late or asyncio.get_running_loop().time() >= end_s:
+            behind = [f"not applied by {describe_process(ack)}: it is at revision {ack.revision}" for ack in late]
+            return [ack for ack in applied if ack.process not in refused], [*refused.values(), *behind]
+        await asyncio.sleep(LOOK_PAUSE_S)
+
+
+def describe_process(ack: Ack) -> str:
+    """Name a gateway process."""
+    return f"process {ack.pid} on {ack.host}"
+
+
+def describe_refusal(ack: Ack, refusal: Refusal) -> str:
+    """Say what a gateway process refused, and why."""
+    return f"refused by {describe_process(ack)}: {refusal.name}: {refusal.reason}"
+
+
+def run_change(name: str, work: Callable[[], Coroutine[None, None, None]]) -> int:
+    """Run the coroutine that ``work`` makes, or say what went wrong; the exit status."""
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work())
+    except KeyboardInterrupt:
+        return 130
+    except (BadSettings, BadDocument) as error:
+        print(f"pdd {name}: {error}", file=sys.stderr)
+        return 2
+    except (CannotOperate, Conflict, NotApplied, RedisError, OSError) as error:
+        print(f"pdd {name}: {str(error) or 'Redis does not answer in time'}", file=sys.stderr)
+        return 1
+    return 0
