@@ -9,7 +9,10 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import msgspec
+
 from backends.base import Engine
+from backends.sglang import SglangEngine, SglangOptions
 from backends.vllm import VllmEngine
 
 GROUP = "pdd_gateway.engines"
@@ -72,4 +75,12 @@ def _make_vllm(spec: EngineSpec) -> Engine:
     return VllmEngine(spec.id, spec.url, api_key=spec.api_key)
 
 
-BUILT_IN: Mapping[str, EngineFactory] = {"vllm": _make_vllm}
+def _make_sglang(spec: EngineSpec) -> Engine:
+    try:
+        options = msgspec.convert(spec.options, SglangOptions)
+    except msgspec.ValidationError as error:
+        raise BadEngine("options", str(error)) from None
+    return SglangEngine(spec.id, spec.url, api_key=spec.api_key, options=options)
+
+
+BUILT_IN: Mapping[str, EngineFactory] = {"vllm": _make_vllm, "sglang": _make_sglang}

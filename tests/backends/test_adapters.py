@@ -56,9 +56,11 @@ def test_an_installed_adapter_gets_its_options() -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "key", "words"),
     [
-        ("nonsense", {}, "kind", "there are colorful, missing"),
+        ("nonsense", {}, "kind", "there are colorful, missing, sglang, vllm"),
         ("missing", {}, "kind", "cannot be loaded"),
         ("vllm", {"port": 1}, "options.port", "no such option"),
+        ("sglang", {"port": 1}, "options", "unknown field `port`"),
+        ("sglang", {"prefill": {"url": "ftp://h"}}, "options", "not an http or https URL"),
         ("colorful", {}, "options", "a color is needed"),
         ("colorful", {"color": "mauve"}, "options.color", "nobody knows mauve"),
     ],
