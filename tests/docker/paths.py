@@ -1,0 +1,54 @@
+"""The HTTP paths of each program that docker/ runs."""
+
+import asyncio
+import functools
+from typing import Any, cast
+
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from backends.bridge.mover import Mover
+from backends.bridge.resp import Address
+from backends.bridge.server import make_app
+from backends.bridge.types import Limits
+from backends.reference.server import Server
+from backends.wan.control import make_control
+from gateway.api.app import ApiState, build_app
+from tests.fakes.answers import ScriptedGenerator
+
+ELSEWHERE = {
+    "vllm.entrypoints.openai.api_server": frozenset({"/health", "/metrics"}),
+    "lmcache.cli.main": frozenset({"/healthcheck"}),
+}
+"""Of programs that are not this project's; `make e2e` asks them there."""
+
+
+@functools.cache
+def served_paths() -> dict[str, frozenset[str]]:
+    """By command of ``pdd``, or by module of another program."""
+    nothing = cast(Any, None)
+    state = ApiState(
+        models={},
+        generator=ScriptedGenerator(lambda _: []),
+        created=0,
+        identify=lambda _: "default",
+        find_missing=list,
+        find_timeline=lambda _: None,
+        render_metrics=lambda: (b"", "text/plain"),
+    )
+    apps = {
+        "serve": build_app(state),
+        "engine": Server(nothing, nothing, nothing, nothing).app(),
+        "wan": make_control(nothing),
+        "bridge": asyncio.run(_bridge()),
+    }
+    return {name: frozenset(_paths(app)) for name, app in apps.items()} | ELSEWHERE
+
+
+async def _bridge() -> Starlette:
+    address = Address("127.0.0.1", 6379)
+    return make_app(Mover(address, address, Limits()))
+
+
+def _paths(app: Starlette) -> list[str]:
+    return [route.path for route in app.routes if isinstance(route, Route)]
