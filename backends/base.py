@@ -6,7 +6,7 @@ Every implementation of ``Engine`` must pass ``tests/conformance/engine_suite.py
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, TransferProgress, TransferRequest
+from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, PathTraits, TransferProgress, TransferRequest
 
 
 class Engine(Protocol):
@@ -40,12 +40,22 @@ class Engine(Protocol):
 
 
 class KvPath(Protocol):
-    """A way for prompt KV to reach a decode region."""
+    """A way for prompt KV to reach a decode region.
+
+    Every implementation must pass ``tests/conformance/kv_path_suite.py``.
+    """
+
+    @property
+    def traits(self) -> PathTraits:
+        """What it can and cannot do; never changes."""
+        ...
 
     def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
-        """Move the KV. The last progress has state ``complete``: every full chunk is in the receiving store.
+        """Move the KV. The first progress says what there is to do.
 
-        ``aclose()`` before that stops the transfer: its traffic ends within one chunk. Raises TransferFailed.
+        The last has state ``complete``: every full chunk is where the receiving region's engines find it. ``aclose()``
+        before that stops the transfer; with ``traits.can_stop`` its traffic ends within one chunk or slice. Raises
+        TransferFailed.
         """
         ...
 

@@ -33,7 +33,12 @@ _PLAIN_SAMPLING = (
 
 
 def encode_leg(leg: LegRequest) -> bytes:
-    """Build the body field by field; what was not given stays absent."""
+    """Build the body of a streamed leg."""
+    return orjson.dumps(leg_fields(leg))
+
+
+def leg_fields(leg: LegRequest) -> dict[str, Any]:
+    """The body field by field; what was not given stays absent."""
     sampling = leg.sampling
     body: dict[str, Any] = {name: value for name, value in sampling.extra.items() if name not in OWN_FIELDS}
     body |= {
@@ -51,7 +56,9 @@ def encode_leg(leg: LegRequest) -> bytes:
         body["cache_salt"] = leg.cache_salt
     if leg.priority is not None:
         body["priority"] = leg.priority
-    return orjson.dumps(body | encode_sampling(sampling))
+    if leg.kv_ticket is not None:
+        body["kv_transfer_params"] = dict(leg.kv_ticket)
+    return body | encode_sampling(sampling)
 
 
 def encode_sampling(sampling: Sampling) -> dict[str, Any]:

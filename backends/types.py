@@ -49,6 +49,10 @@ class LegRequest:
     priority: int | None = None
     first_token_timeout_s: float = 600.0
     idle_timeout_s: float = 60.0
+    lends_kv: bool = False
+    """The engine keeps the prompt's KV for one other engine; a chunk brings the ``kv_ticket`` that it is got by."""
+    kv_ticket: Mapping[str, Any] | None = None
+    """Where this very prompt's KV is, as the leg that lent it was told. It is good once, and for this prompt only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class LegChunk:
     finish_reason: EngineFinish | None = None
     stop_reason: int | str | None = None
     usage: LegUsage | None = None
+    kv_ticket: Mapping[str, Any] | None = None
+    """See ``LegRequest.lends_kv``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +111,27 @@ class EngineLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class TransferRequest:
-    """KV of ``prompt`` that the receiving region shall have.
+class PathTraits:
+    """What a KV path can and cannot do. ``can_stop``: closing a transfer ends its traffic.
 
-    ``dialect`` names how the store spells chunk keys (see ``backends.bridge.keys``).
+    ``reports_progress``: it tells how far a transfer is before it is complete. ``overlaps_prefill``: a transfer may be
+    opened while P still computes; otherwise it is opened when P's leg has ended. ``lends``: engines fetch KV from each
+    other, so RLD needs a ticket of P's leg (``LegRequest.lends_kv``).
+    """
+
+    can_stop: bool
+    reports_progress: bool
+    overlaps_prefill: bool
+    lends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransferRequest:
+    """KV of ``token_ids`` that the receiving region shall have.
+
+    ``dialect`` names how the store spells chunk keys (see ``backends.bridge.keys``); ``model`` is the store's name of
+    the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
+    paths on which engines fetch it themselves.
     """
 
     transfer_id: str
@@ -118,11 +141,18 @@ class TransferRequest:
     chunk_tokens: int
     salt: str | None = None
     deadline_s: float = 600.0
+    served_model: str = ""
+    prefill: str | None = None
+    main: str | None = None
+    kv_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TransferProgress:
-    """State of a KV transfer. ``wan_bytes`` counts what this transfer moved over the link so far."""
+    """State of a KV transfer. ``wan_bytes`` counts what this transfer moved over the link so far.
+
+    A path without a view of the link tells what the chunks amount to; one without progress tells 0.
+    """
 
     state: Literal["open", "moving", "complete"]
     chunks_total: int

@@ -11,6 +11,7 @@ from backends.completions import CompletionDecoder, encode_leg
 from backends.errors import EngineBroken, EngineUnavailable
 from backends.exchange import get, stream_leg
 from backends.generate import GENERATE_PATH, encode_generate, leaves_no_default
+from backends.lending import lend
 from backends.metrics import find_label, read_samples
 from backends.stream import Origin
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
@@ -60,9 +61,11 @@ class VllmEngine:
         return self._id
 
     def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg, see ``Engine.generate``."""
+        """Stream one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
+        if leg.lends_kv:
+            return lend(self._origin, leg)
         decoder = CompletionDecoder(leg.sampling.logprobs)
-        if self._has_generate and leaves_no_default(leg.sampling):
+        if self._has_generate and leg.kv_ticket is None and leaves_no_default(leg.sampling):
             return stream_leg(self._origin, GENERATE_PATH, encode_generate(leg), leg, decoder, self._note_loss)
         return stream_leg(self._origin, "/v1/completions", encode_leg(leg), leg, decoder, self._note_loss)
 

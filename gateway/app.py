@@ -16,7 +16,7 @@ from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
-from gateway.build import build_instance, build_link, load_models, model_facts
+from gateway.build import build_instances, build_link, load_models, model_facts
 from gateway.control.canaries import CanaryWatch, NoWay
 from gateway.control.canary import Crossing
 from gateway.control.health import HealthWatch
@@ -84,8 +84,9 @@ class Gateway:
             self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner()
         self.timelines = Timelines(time.monotonic)
-        self.pools = Pools([build_instance(engine) for engine in settings.engines], time.monotonic)
-        self.links = Links({(link.source, link.dest): build_link(link) for link in settings.links}, 1.0)
+        self.pools = Pools(build_instances(settings.engines), time.monotonic)
+        links = {(link.source, link.dest): build_link(link, self.pools) for link in settings.links}
+        self.links = Links(links, 1.0)
         self.index = MeteredIndex(index, self.metrics.registry)
         self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
         self.canaries = CanaryWatch(

@@ -1,14 +1,18 @@
 """Builds models, instances and links from their settings."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from backends.adapters import BadEngine, EngineSpec, build_engine
 from backends.bridge.client import BridgePath
+from backends.cache_bound import CacheBoundEngine
+from backends.lmcache import CacheServer
 from backends.patient import PatientEngine
+from backends.prefetch import PrefetchPath
+from backends.pull import EnginePull, NixlPull
 from gateway.control.curves import BadCurve, read_curve
-from gateway.control.links import Link
-from gateway.control.pools import Instance, InstanceSpec
+from gateway.control.links import Link, MeasuredPath
+from gateway.control.pools import Instance, InstanceSpec, Pools
 from gateway.relay.service import ModelFacts
 from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, read_key
 from gateway.text.model import ModelDirectoryError, ServedModel, load_model
@@ -44,8 +48,14 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     }
 
 
-def build_instance(engine: EngineSettings) -> Instance:
-    """Build one instance with its adapter; it is not asked yet. Raises BadSettings."""
+def build_instances(engines: Sequence[EngineSettings]) -> list[Instance]:
+    """Build all instances; none is asked yet. Raises BadSettings."""
+    urls = {engine.cache_server for engine in engines if engine.cache_server is not None}
+    cache_servers = {url: CacheServer(url) for url in urls}
+    return [_build_instance(engine, cache_servers) for engine in engines]
+
+
+def _build_instance(engine: EngineSettings, cache_servers: Mapping[str, CacheServer]) -> Instance:
     key = read_key(f"engines[{engine.id}].api_key_env", engine.api_key_env)
     curve = None
     if engine.prefill_curve is not None:
@@ -61,10 +71,20 @@ def build_instance(engine: EngineSettings) -> Instance:
         raise BadSettings(f"engines[{engine.id}].{error}") from None
     if engine.abort_grace_s:
         adapter = PatientEngine(adapter, engine.abort_grace_s)
+    if engine.cache_server is not None:
+        adapter = CacheBoundEngine(adapter, cache_servers[engine.cache_server])
     return Instance(spec, adapter)
 
 
-def build_link(link: LinkSettings) -> Link:
-    """Build one link; its bridge is not asked yet."""
-    path = BridgePath(link.bridge, dtype=link.dtype)
-    return Link(link.source, link.dest, path, link.dialect, link.chunk_tokens, link.rate_mbit * 125_000)
+def build_link(link: LinkSettings, pools: Pools) -> Link:
+    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
+    path: MeasuredPath
+    if link.bridge is not None:
+        path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size)
+    elif link.cache_server is not None:
+        path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
+    else:
+        pull = NixlPull if link.path == "nixl" else EnginePull
+        path = pull(lambda id_: pools[id_].engine)
+    rate_bytes_per_s = link.rate_mbit * 125_000
+    return Link(link.source, link.dest, path, link.dialect, link.chunk_tokens, rate_bytes_per_s, lease_s=link.lease_s)

@@ -83,6 +83,13 @@ class EngineSettings(Section, frozen=True):
             "0 for vLLM 0.32 with LMCacheMPConnector as kv_both, which dies when it is aborted while it loads KV.",
         ),
     ] = 0.0
+    cache_server: Annotated[
+        Url | None,
+        Meta(
+            description="HTTP port of the LMCache server that it uses. It takes no legs while that server is away, or "
+            "has restarted and does not know it; null: nobody looks.",
+        ),
+    ] = None
     prefill_curve: Annotated[
         str | None,
         Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),
@@ -90,11 +97,29 @@ class EngineSettings(Section, frozen=True):
 
 
 class LinkSettings(Section, frozen=True):
-    """A WAN link and the KV bridge in its receiving region."""
+    """A WAN link, and the way that KV takes over it."""
 
     source: Annotated[Name, Meta(description="Region of the prefill instances.")]
     dest: Annotated[Name, Meta(description="Region of the main-decode instances.")]
-    bridge: Annotated[Url, Meta(description="Base URL of the ``pdd bridge`` in ``dest``.")]
+    path: Annotated[
+        Literal["bridge", "engine_pull", "prefetch", "nixl"],
+        Meta(
+            description="Who moves the KV: ``pdd bridge``; the main-decode engine, out of a store that it shares with "
+            "P; the LMCache server in ``dest``; or the main-decode engine, out of P's memory by NIXL."
+        ),
+    ] = "bridge"
+    bridge: Annotated[
+        Url | None,
+        Meta(description="Base URL of the ``pdd bridge`` in ``dest``; needed by path bridge, and only there."),
+    ] = None
+    cache_server: Annotated[
+        Url | None,
+        Meta(description="HTTP port of the LMCache server in ``dest``; needed by path prefetch, and only there."),
+    ] = None
+    lease_s: Annotated[
+        Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
+    ] = 30.0
+    world_size: Annotated[int, Meta(ge=1, le=255, description="Tensor-parallel ranks of the engines.")] = 1
     dialect: Annotated[Literal["lmcache", "lmcache-mp"], Meta(description="How the stores spell chunk keys.")] = (
         "lmcache"
     )
@@ -102,9 +127,7 @@ class LinkSettings(Section, frozen=True):
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
         "bfloat16"
     )
-    rate_mbit: Annotated[Positive, Meta(description="Rate to assume until the bridge has measured one, in Mbit/s.")] = (
-        1000.0
-    )
+    rate_mbit: Annotated[Positive, Meta(description="Rate to assume until one is measured, in Mbit/s.")] = 1000.0
 
 
 class UpstreamSettings(Section, frozen=True):
@@ -228,6 +251,12 @@ def _check_references(settings: Settings) -> None:
         for key in ("source", "dest"):
             if getattr(link, key) not in regions:
                 raise BadSettings(f"links[{number}].{key}: no engine is in region {getattr(link, key)!r}")
+        for key, path in (("bridge", "bridge"), ("cache_server", "prefetch")):
+            is_given = getattr(link, key) is not None
+            if is_given != (link.path == path):
+                raise BadSettings(
+                    f"links[{number}].{key}: path {link.path} {'has no' if is_given else 'needs a'} {key}"
+                )
 
 
 def _unique(key: str, names: list[str]) -> set[str]:

@@ -61,7 +61,7 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
         return direct(facts.unsplittable, classic=facts.unsplittable not in OWN_ANSWER)
     if not (prefill.streams_ids and main.streams_ids):
         return direct("ids_missing", classic=True)
-    if estimate is None:
+    if estimate is None or link is None:
         return direct("same_region")
     reason = _direct_reason(estimate, facts, rules)
     if reason is not None:
@@ -70,7 +70,7 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     if not relays:
         return direct(_relay_shortage(case))
     relay = case.choose(Role.RLD, relays, rules.placement.relay)
-    refused = _refuse_singular(case, estimate, prefill, relay, main)
+    refused = _refuse_singular(case, estimate, prefill, relay, main, link)
     if refused is None:
         return case.decide(Singular(prefill.id, relay.id, "singular"), estimate)
     reason = "wan_slow" if "direct" in rules.pipelines else "relay_only"
@@ -106,7 +106,12 @@ def _relay_shortage(case: Case) -> str:
 
 
 def _refuse_singular(
-    case: Case, estimate: Estimate, prefill: InstanceView, relay: InstanceView, main: InstanceView
+    case: Case,
+    estimate: Estimate,
+    prefill: InstanceView,
+    relay: InstanceView,
+    main: InstanceView,
+    link: LinkView,
 ) -> str | None:
     """Apply the singular rule, and ask whether RLD, from P's end on, would be done before the KV is over."""
     facts, rules = case.facts, case.rules
@@ -118,6 +123,6 @@ def _refuse_singular(
         return refused
     hit = facts.hits.get(prefill.id)
     uncached = max(0, facts.prompt_tokens - (hit.reach_tokens if hit else 0))
-    prefill_s = 0.0 if prefill.curve is None else prefill.curve.at(uncached)
+    prefill_s = 0.0 if prefill.curve is None or not link.overlaps_prefill else prefill.curve.at(uncached)
     done_s = prefill_s + relay_time_s(answer_tokens, relay, rules.singular)
     return None if done_s < estimate.total_s else "kv_sooner"

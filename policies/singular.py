@@ -79,8 +79,12 @@ def relay_finished_first(plan: Relay, facts: Facts, answer_tokens: int, snapshot
     """Decide over the open transfer when RLD ended the answer, with ``answer_tokens``, before MD had the KV.
 
     It completes, so that MD is ready for the next turn, unless the request is one that may be singular. ``snapshot`` is
-    the present one; its ``singular.total`` must include this request. A stopped transfer is ``count_converted``.
+    the present one; its ``singular.total`` must include this request. A stopped transfer is ``count_converted``. Where
+    a transfer cannot be stopped, to stop it saves nothing and costs the next turn its cache.
     """
+    link = snapshot.links.get(plan.link) if plan.link is not None else None
+    if link is not None and not link.can_stop:
+        return EarlyEnd(stop_transfer=False, reason="cannot_stop")
     refused = refuse_singular(facts, facts.hits.get(plan.main), answer_tokens, snapshot, rules, counted=True)
     if refused is None:
         return EarlyEnd(stop_transfer=True, reason="singular_live")

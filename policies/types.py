@@ -183,6 +183,12 @@ class LinkView:
     up: bool = True
     open_transfers: int | None = None
     """How many transfers share the queued bytes; None: the link does not say."""
+    can_stop: bool = True
+    """Closing a transfer ends its traffic; otherwise what was begun crosses whole."""
+    reports_progress: bool = True
+    """Bytes leave the queue as they cross; otherwise a transfer counts whole until it has ended."""
+    overlaps_prefill: bool = True
+    """A transfer begins with P; otherwise when P has ended."""
 
 
 @dataclass(frozen=True, slots=True)

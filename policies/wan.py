@@ -2,7 +2,8 @@
 
 The KV store holds full chunks only, so a hit counts down to its chunk and the prompt's tail never crosses. A bridge
 shares its link fairly and lets small transfers go first, so while a transfer runs each other one gets at most as many
-bytes as it: a small one does not wait for all that is queued by large ones.
+bytes as it: a small one does not wait for all that is queued by large ones. Where engines fetch KV themselves nobody
+orders the transfers or sees how far they are: then all that is queued counts.
 """
 
 import math
@@ -20,8 +21,7 @@ def crossing_s(wan_bytes: int, link: LinkView) -> float:
     """Seconds until ``wan_bytes`` more have crossed behind what is queued; 0 when there is nothing to move."""
     if wan_bytes == 0:
         return 0.0
-    ahead = link.queued_bytes if link.open_transfers is None else bytes_ahead(wan_bytes, link)
-    return (ahead + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
+    return (bytes_ahead(wan_bytes, link) + wan_bytes) / link.rate_bytes_per_s + link.rtt_s
 
 
 def soonest_s(wan_bytes: int, links: Iterable[LinkView | None]) -> float:
@@ -38,7 +38,7 @@ def soonest_s(wan_bytes: int, links: Iterable[LinkView | None]) -> float:
 
 def bytes_ahead(wan_bytes: int, link: LinkView) -> int:
     """Bytes of other transfers that cross before the last of ``wan_bytes`` new ones."""
-    if link.open_transfers is None:
+    if link.open_transfers is None or not link.reports_progress:
         return link.queued_bytes
     return min(link.queued_bytes, link.open_transfers * wan_bytes)
 

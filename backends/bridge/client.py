@@ -10,7 +10,7 @@ from backends.bridge.keys import DIALECTS
 from backends.bridge.wire import DialectName, LinkState, OpenTransfer, TransferLine
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.stream import Origin, Response
-from backends.types import TransferProgress, TransferRequest
+from backends.types import PathTraits, TransferProgress, TransferRequest
 
 _DEADLINE_GRACE_S = 10.0
 _LINK_TIMEOUT_S = 5.0
@@ -21,6 +21,8 @@ _LINK = msgspec.json.Decoder(LinkState)
 
 class BridgePath:
     """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks."""
+
+    traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
     def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1) -> None:
         self._origin = Origin(url)

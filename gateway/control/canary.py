@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from backends.base import KvPath
 from backends.types import LegRequest, Sampling, TransferRequest
-from gateway.control.pools import Instance
+from gateway.control.pools import Instance, InstanceSpec
 from gateway.text.model import ServedModel
 
 ANSWER_TOKENS = 8
@@ -47,7 +47,7 @@ async def answers_alike(prompt: Sequence[int], prefill: Instance, decode: Instan
     """Say whether a pair gives the ids that P gives alone. Raises BackendError or TimeoutError: nothing was learnt."""
     expected, _ = await _ask(prefill, prompt, ANSWER_TOKENS)
     if crossing is not None:
-        await _move(crossing, prompt)
+        await _move(crossing, prompt, prefill.spec, decode.spec)
     answer, _ = await _ask(decode, prompt, ANSWER_TOKENS)
     return answer == expected
 
@@ -84,9 +84,16 @@ async def _ask(
     return ids, cached_tokens
 
 
-async def _move(crossing: Crossing, prompt: Sequence[int]) -> None:
+async def _move(crossing: Crossing, prompt: Sequence[int], prefill: InstanceSpec, decode: InstanceSpec) -> None:
     request = TransferRequest(
-        f"canary-{uuid4().hex}", crossing.dialect, crossing.kv_name, prompt, crossing.chunk_tokens
+        f"canary-{uuid4().hex}",
+        crossing.dialect,
+        crossing.kv_name,
+        prompt,
+        crossing.chunk_tokens,
+        served_model=decode.model,
+        prefill=prefill.id,
+        main=decode.id,
     )
     async with asyncio.timeout(LEG_TIMEOUT_S), aclosing(crossing.path.transfer(request)) as progress:
         async for _ in progress:

@@ -1,9 +1,9 @@
-"""The WAN links: which bridge serves each, and what it has measured."""
+"""The WAN links: on which path KV crosses each, and what is known of it."""
 
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from backends.base import KvPath
@@ -34,15 +34,32 @@ class Link:
     dialect: str
     chunk_tokens: int
     assumed_rate_bytes_per_s: float
+    lease_s: float = 30.0
+    """How long P keeps KV that it lends, on a path whose engines lend."""
     state: LinkState | None = None
 
     def view(self) -> LinkView:
         """What policies see: a link whose bridge does not answer is down."""
-        state = self.state
+        state, traits = self.state, self.path.traits
+        view = LinkView(
+            self.source,
+            self.dest,
+            self.assumed_rate_bytes_per_s,
+            up=False,
+            can_stop=traits.can_stop,
+            reports_progress=traits.reports_progress,
+            overlaps_prefill=traits.overlaps_prefill,
+        )
         if state is None:
-            return LinkView(self.source, self.dest, self.assumed_rate_bytes_per_s, up=False)
-        rate = state.rate_bytes_per_s or self.assumed_rate_bytes_per_s
-        return LinkView(self.source, self.dest, rate, state.queued_bytes, state.rtt_s, state.up, state.open_transfers)
+            return view
+        return replace(
+            view,
+            rate_bytes_per_s=state.rate_bytes_per_s or self.assumed_rate_bytes_per_s,
+            queued_bytes=state.queued_bytes,
+            rtt_s=state.rtt_s,
+            up=state.up,
+            open_transfers=state.open_transfers,
+        )
 
 
 class Links:
@@ -94,11 +111,11 @@ class Links:
         except (BackendError, TimeoutError) as error:
             if link.state is not None:
                 reason = str(error) or "no answer in time"
-                log.warning("the bridge of %s->%s is lost: %s", link.source, link.dest, reason)
+                log.warning("the KV path %s->%s is lost: %s", link.source, link.dest, reason)
             link.state = None
             return
         if link.state is None:
-            log.info("the bridge of %s->%s answers", link.source, link.dest)
+            log.info("the KV path %s->%s answers", link.source, link.dest)
         link.state = state
 
     async def _watch(self, link: Link) -> None:

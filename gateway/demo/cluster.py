@@ -62,7 +62,10 @@ class EngineKit(Protocol):
     dialect: str
     chunk_tokens: int
     kv_name: str | None
-    abort_grace_s: float
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """What the gateway's configuration says of an engine of this kind beside where it is."""
+        ...
 
     def companions(self, cluster: "Cluster") -> list[Child]:
         """Processes that must run before the engines do, beside the stores."""
@@ -79,7 +82,10 @@ class ReferenceKit:
     dialect = "lmcache"
     chunk_tokens = KV_CHUNK_TOKENS
     kv_name: str | None = None
-    abort_grace_s = 0.0
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
     def companions(self, cluster: "Cluster") -> list[Child]:
         """None: the engines use the stores themselves."""
@@ -157,7 +163,7 @@ class Cluster:
                     "kv_events": self.kv_events[name].endpoint,
                     "kv_replay": self.kv_events[name].replay_endpoint,
                 }
-                engines.append(engine | events | {"max_running": 16, "abort_grace_s": self.plan.kit.abort_grace_s})
+                engines.append(engine | events | {"max_running": 16} | self.plan.kit.settings(name))
         plan = self.plan
         link: dict[str, Any] = {"source": "a", "dest": "b", "bridge": self.through_link["bridge"]}
         link |= {"dialect": plan.kit.dialect, "chunk_tokens": plan.kit.chunk_tokens}

@@ -13,6 +13,7 @@ from gateway.control.pools import Instance, Pools
 from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.cast import Cast
 from gateway.relay.legs import ROLE_OF, build_leg
+from gateway.relay.loan import Loan
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.outbox import Outbox
 from gateway.relay.pace import Pace
@@ -59,7 +60,7 @@ class Course:
 
     ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may
     take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting. ``reserve_s``: see
-    ``pacing``.
+    ``pacing``. ``lease_s``: how long P keeps KV that it lends to RLD; None: engines do not lend.
     ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way. ``note_held`` is told
     which instance now caches which ids, ``note_moved`` that the receiving store has the prompt, ``note_length`` the
     answer's length.
@@ -73,6 +74,7 @@ class Course:
     transfer: TransferRequest
     patience_s: float
     reserve_s: float
+    lease_s: float | None
     keep_transfer: Callable[[int], bool]
     note_held: Callable[[str, Sequence[int]], None]
     note_moved: Callable[[], None]
@@ -99,7 +101,10 @@ class RelayAnswer:
         self._splice = Splice(course.terms)
         self._mailbox = Mailbox()
         self._outbox = Outbox(course.reserve_s, pools.clock, lambda: self._mailbox.post(None))
-        self._transfer = Transfer(course.path, course.transfer, record, self._mailbox.post, course.note_moved)
+        self._transfer = Transfer(
+            course.path, course.transfer, record, self._mailbox.post, course.note_moved, self._aim
+        )
+        self._loan = Loan(course.lease_s, pools.clock)
         self._legs: dict[LegId, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
@@ -178,15 +183,18 @@ class RelayAnswer:
     # Events in, actions out
 
     def _feed(self, event: Event) -> None:
-        if isinstance(event, LegEnded) and self._ends_prefill(event):
+        if isinstance(event, LegEnded | LegFailed) and self._ends_prefill(event):
             self._on_prefilled()
         self._do(self._splice.feed(event))
 
-    def _ends_prefill(self, event: LegEnded) -> bool:
+    def _ends_prefill(self, event: LegEnded | LegFailed) -> bool:
+        """Whether no P will compute any more; one that failed without a token is replaced."""
         leg = self._legs.get(event.leg)
-        return leg is not None and leg.start.kind is LegKind.PREFILL
+        is_last = isinstance(event, LegEnded) or bool(self._splice.log)
+        return leg is not None and leg.start.kind is LegKind.PREFILL and is_last
 
     def _on_prefilled(self) -> None:
+        self._transfer.prefilled()
         if self._course.path is None:
             self._mailbox.post(KvReady())
         else:
@@ -256,6 +264,7 @@ class RelayAnswer:
             self._mailbox.post(NoInstance(start.leg))
             return
         request = build_leg(self._course.request, start, self._splice.log, self._course.rules)
+        request = self._loan.apply(request, start)
         self._started_on[start.leg] = instance
         self._record.leg_started(start, instance.spec.id)
         task = self._spawn(self._pump(start, instance, request))
@@ -291,6 +300,8 @@ class RelayAnswer:
         try:
             async with aclosing(instance.engine.generate(request)) as stream:
                 async for chunk in stream:
+                    if chunk.kv_ticket is not None:
+                        self._loan.note(chunk.kv_ticket)
                     if chunk.usage is not None:
                         self._note_usage(start, chunk.usage)
                     if chunk.token_ids and pace.note(len(chunk.token_ids), self._pools.clock()):
@@ -310,6 +321,10 @@ class RelayAnswer:
             self._prefill_usage = usage
 
     # The KV
+
+    def _aim(self) -> tuple[str | None, str | None]:
+        prefill, main = (self._cast.pick(ROLE_OF[kind]) for kind in (LegKind.PREFILL, LegKind.FINAL))
+        return prefill.spec.id if prefill else None, main.spec.id if main else None
 
     def _align(self) -> None:
         main = self._cast.pick(ROLE_OF[LegKind.FINAL])

@@ -128,12 +128,13 @@ class RelayService:
         return Course(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, decision),
+            terms=self._terms(request, rules, decision, _lends(plan, link)),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
             patience_s=_patience_s(decision, rules),
             reserve_s=rules.handoff.reserve_s,
+            lease_s=link.lease_s if _lends(plan, link) and link else None,
             keep_transfer=lambda made: self._keep_transfer(decision, made, rules),
             note_held=lambda instance, ids: self._note_held(request, instance, ids),
             note_moved=lambda: self._note_moved(request, link),
@@ -145,7 +146,7 @@ class RelayService:
             return self.links.get(*plan.link) if plan.link else None
         return self.links.first_from(self.pools[plan.prefill].spec.region) if plan.prefill else None
 
-    def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision) -> SpliceTerms:
+    def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
         context = self.models[request.model].context_tokens
         lengths = (view.max_model_len for view in self.pools.views(request.model))
@@ -170,7 +171,7 @@ class RelayService:
         return SpliceTerms(
             route=_route(plan),
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,
-            classic=isinstance(plan, Direct) and plan.classic,
+            classic=lends or (isinstance(plan, Direct) and plan.classic),
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,
             min_tokens=min(request.min_tokens, limit),
@@ -187,6 +188,8 @@ class RelayService:
             token_ids=request.prompt,
             chunk_tokens=link.chunk_tokens if link else 1,
             salt=request.cache_salt,
+            served_model=request.model,
+            kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
         )
 
     def _keep_transfer(self, decision: Decision, made: int, rules: Rules) -> bool:
@@ -209,10 +212,15 @@ class RelayService:
         self.index.note_routed(instance_id, request.model, ids, request.cache_salt)
 
     def _note_moved(self, request: GenerationRequest, link: Link | None) -> None:
-        if link is not None:
+        if link is not None and not link.path.traits.lends:
             self.index.note_routed(
                 store_id(link.dest, request.model), request.model, request.prompt, request.cache_salt
             )
+
+
+def _lends(plan: Plan, link: Link | None) -> bool:
+    """Whether RLD gets its KV from P itself; then RLD makes all tokens from the prompt on, and P's is not shown."""
+    return plan.relay is not None and link is not None and link.path.traits.lends
 
 
 def _session_key(request: GenerationRequest) -> str | None:

@@ -15,7 +15,8 @@ from gateway.telemetry.record import Record
 class Transfer:
     """Opens the transfer, again after a failure under a new id, and tells ``post`` how it ended.
 
-    ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt.
+    ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names
+    the engines between which KV shall move just now, for paths on which they move it themselves.
     """
 
     def __init__(
@@ -25,24 +26,38 @@ class Transfer:
         record: Record,
         post: Callable[[Event], None],
         note_moved: Callable[[], None],
+        aim: Callable[[], tuple[str | None, str | None]],
     ) -> None:
         self._path = path
         self._request = request
         self._record = record
         self._post = post
         self._note_moved = note_moved
+        self._aim = aim
+        self._is_prefilled = False
+        self._awaits_prefill = False
         self._opened = 0
         self._task: asyncio.Task[bool] | None = None
 
     def start(self) -> None:
-        """Open it."""
-        if self._path is not None:
+        """Open it, on some paths only once P has ended."""
+        if self._path is None:
+            return
+        self._awaits_prefill = not (self._is_prefilled or self._path.traits.overlaps_prefill)
+        if not self._awaits_prefill:
             self._opened += 1
             self._record.note("transfer_started")
             self._task = asyncio.create_task(self._move(self._path))
 
+    def prefilled(self) -> None:
+        """P has ended, or will not: what waits for it begins."""
+        self._is_prefilled = True
+        if self._awaits_prefill:
+            self.start()
+
     def stop(self, why: str) -> None:
         """Stop it if it still runs."""
+        self._awaits_prefill = False
         if self._task is not None and not self._task.done():
             self._task.cancel()
             self._record.note("transfer_stopped", why=why)
@@ -60,6 +75,9 @@ class Transfer:
 
     async def _move(self, path: KvPath) -> bool:
         request = replace(self._request, transfer_id=f"{self._request.transfer_id}-{self._opened}")
+        if not path.traits.overlaps_prefill:
+            prefill, main = self._aim()
+            request = replace(request, prefill=prefill, main=main)
         try:
             async with aclosing(path.transfer(request)) as stream:
                 async for progress in stream:

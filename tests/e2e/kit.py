@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.demo.cluster import MODEL, Cluster, find_free_ports, region_of
@@ -18,6 +19,7 @@ L1_GB = 0.5
 KV_CACHE_BYTES = 128 << 20
 MAX_MODEL_TOKENS = 8192
 BLOCK_TOKENS = 32
+ABORT_GRACE_S = 5.0
 MQ_TIMEOUT_S = 60.0
 """After this long without an answer of a restarted LMCache server vLLM gives up and ends; 300 unless set."""
 QUIET = {
@@ -25,6 +27,7 @@ QUIET = {
     "HF_HUB_OFFLINE": "1",
     "LMCACHE_TRACK_USAGE": "false",
     "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -51,13 +54,16 @@ class VllmKit:
     """vLLM instances that share their region's LMCache server; each server keeps its KV in its region's store."""
 
     dialect = "lmcache-mp"
-    abort_grace_s = 5.0
 
     def __init__(self, python: Path, model: Path, chunk_tokens: int = 256) -> None:
         self.chunk_tokens = chunk_tokens
         self.kv_name: str | None = str(model)
         self._python = str(python)
         self._servers: dict[str, tuple[int, int]] = {}
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """Where the engine's LMCache server is, and what vLLM with it needs."""
+        return {"abort_grace_s": ABORT_GRACE_S, "cache_server": f"http://127.0.0.1:{self._servers[region_of(name)][1]}"}
 
     def companions(self, cluster: Cluster) -> list[Child]:
         """One LMCache server for each region."""

@@ -1,5 +1,6 @@
 """Makes the virtual environment in which vLLM and LMCache run: ``python -m tests.e2e.setup DIR``."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -20,6 +21,14 @@ LMCACHE_NEEDS = (
 UNUSABLE = ("torchvision", "torchaudio", "torchcodec")
 """Built for CUDA; vLLM imports them where they exist."""
 
+USED = (
+    "vllm.entrypoints.openai.api_server",
+    "vllm.v1.engine.core",
+    "lmcache.integration.vllm.lmcache_mp_connector",
+    "lmcache.cli.main",
+)
+"""Imported once, so that no engine has to compile them when it starts."""
+
 
 def main(folder: Path) -> None:
     """Make it, or mend it. Raises CalledProcessError."""
@@ -34,7 +43,8 @@ def main(folder: Path) -> None:
     pip("uninstall", "--quiet", "--yes", *UNUSABLE)
     pip("install", "--quiet", "--no-compile", "--no-deps", LMCACHE)
     pip("install", "--quiet", "--no-deps", *LMCACHE_NEEDS)
-    subprocess.run([python, "-c", "import vllm, lmcache.integration.vllm.lmcache_mp_connector"], check=True)
+    bytecode = {"PYTHONDONTWRITEBYTECODE": ""}
+    subprocess.run([python, "-c", f"import {', '.join(USED)}"], check=True, env=os.environ | bytecode)
 
 
 if __name__ == "__main__":

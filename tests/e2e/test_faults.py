@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.e2e.kit import RATE_MBIT
+from tests.e2e.kit import ABORT_GRACE_S, RATE_MBIT
 from tests.integration.regions import Asked, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
@@ -18,6 +18,8 @@ ANSWER_TOKENS = 400
 LONG_ANSWER_TOKENS = 3000
 IDLE_S = 3.0
 QUIET_BYTES = 8192
+QUIET_WITHIN_S = 2.0
+"""Half of what the KV of the longest prompt takes to cross."""
 
 
 async def _ask_and_break(
@@ -70,8 +72,8 @@ async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: 
         await asyncio.sleep(0.2)
         return await whole.cluster.store_bytes() - crossed < QUIET_BYTES
 
-    assert await eventually(is_quiet, 1.3)
-    idle_s = IDLE_S + whole.cluster.plan.kit.abort_grace_s
+    assert await eventually(is_quiet, QUIET_WITHIN_S)
+    idle_s = IDLE_S + ABORT_GRACE_S
     assert await whole.engines_idle(max(0.0, left_s + idle_s - time.monotonic()))
 
 
@@ -139,16 +141,42 @@ async def test_main_that_dies_is_replaced(whole: Regions) -> None:
     assert asked.roles[-1] == "RLD"
 
 
+async def kill_p(regions: Regions) -> None:
+    """End P, all its processes, without a word."""
+    regions.cluster.children["p1"].kill()
+
+
+async def test_prefill_that_dies_is_told_at_once(whole: Regions) -> None:
+    """The only P is killed while it computes: the client gets a 503 that may be tried again, and no token."""
+    asked = await _ask_and_break(whole, in_prefill, kill_p, words=3000)
+    assert asked.response.status_code == 503 and not asked.ids
+    assert float(asked.response.headers["retry-after"]) > 0
+
+
 async def kill_cache(regions: Regions) -> None:
     """End the LMCache server of MD's region without a word."""
     regions.cluster.children["lmcache-b"].kill()
 
 
-async def test_cache_server_that_dies_takes_no_answer_with_it(whole: Regions) -> None:
-    """MD's LMCache server is killed while RLD writes, and started again: that answer is exact, and so is the next."""
+async def test_cache_server_that_dies_takes_md_out(whole: Regions) -> None:
+    """MD's LMCache server is killed while RLD writes: MD is taken out until both are back, and no answer suffers."""
     asked = await _ask_and_break(whole, in_eager, kill_cache)
+    md = whole.gateway.pools["md1"]
+
+    async def is_out() -> bool:
+        return not md.usable(time.monotonic())
+
+    assert await eventually(is_out, 20)
+    assert "LMCache" in md.last_error
     await _assert_exact(whole, asked)
+    await whole.restart("lmcache-b")
+    async with whole.ask(words=WORDS, tokens=ANSWER_TOKENS) as asked:
+        await asked.read()
+    await _assert_exact(whole, asked)
+    await kill_md(whole)
+    await whole.cluster.children["md1"].wait()
     await whole.healed()
     async with whole.ask(words=WORDS, tokens=ANSWER_TOKENS) as asked:
         await asked.read()
     await _assert_exact(whole, asked)
+    assert asked.roles[-1] == "MD"

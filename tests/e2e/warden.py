@@ -20,7 +20,7 @@ from backends.lifetime import die_with_parent
 GRACE_S = 6.0
 POLL_INTERVAL_S = 0.2
 ANSWER_TIMEOUT_S = 5.0
-_SEGMENT = re.compile(r"/dev/shm/psm_\w+")
+_SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")
 
 
 def main(url: str, ready_path: str, command: list[str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import orjson
 
 from backends.generate import GENERATE_PATH
+from tests.fakes.loans import Loans
 from tests.fakes.script import (
     EOS,
     Cut,
@@ -80,6 +81,7 @@ class FakeEngine(AppServer):
         keep_alive_s: float = 60.0,
         generates: bool = False,
         event_sources: dict[str, Any] | None = None,
+        loans: Loans | None = None,
     ) -> None:
         super().__init__(self._app, ssl_context=ssl_context, keep_alive_s=keep_alive_s)
         self.name = name
@@ -95,6 +97,7 @@ class FakeEngine(AppServer):
         self.calls: list[Call] = []
         self.boot_time = 1_790_000_000.25
         self.healthy = True
+        self.loans = loans
         self.metrics: str | None = None
         """Text of /metrics; None: written from the records."""
 
@@ -192,8 +195,10 @@ class FakeEngine(AppServer):
         if refusal:
             await answer(send, refusal.status, refusal.body, refusal.headers)
             return "refused"
-        if script.fault == Cut(None):
+        if script.fault == Cut(None) or not self._reads_well(call):
             raise CutConnection
+        if not call.body.get("stream"):
+            return await self._answer_whole(call, script, send)
         await send(
             {
                 "type": "http.response.start",
@@ -212,6 +217,24 @@ class FakeEngine(AppServer):
                 await send_piece(send, b"data: " + event + b"\n\n")
         await send({"type": "http.response.body", "body": b""})
         return "failed" if isinstance(script.fault, ErrorEvent) else "ended"
+
+    def _reads_well(self, call: Call) -> bool:
+        """Whether the engine survives reading another one's KV, if it is asked to."""
+        params = call.body.get("kv_transfer_params") or {}
+        if self.loans is None or not params.get("do_remote_prefill"):
+            return True
+        return self.loans.redeem(params, call.prompt)
+
+    async def _answer_whole(self, call: Call, script: Script, send: Send) -> State:
+        await self._hold(script, 0)
+        ids, finish, stop_reason = self._answer_ids(call)
+        call.ids.extend(ids)
+        choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": finish, "stop_reason": stop_reason}
+        body = self._envelope(call) | {"choices": [choice], "usage": self._usage(call, script)}
+        if self.loans is not None and (call.body.get("kv_transfer_params") or {}).get("do_remote_decode"):
+            body["kv_transfer_params"] = self.loans.lend(self.name, call.prompt)
+        await answer(send, 200, body)
+        return "ended"
 
     def _refusal(self, call: Call) -> Refuse | None:
         prompt, most = call.body.get("prompt"), call.body.get("max_tokens", 16)

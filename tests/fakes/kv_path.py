@@ -5,8 +5,11 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from backends.errors import TransferFailed
-from backends.types import TransferProgress, TransferRequest
+from backends.types import PathTraits, TransferProgress, TransferRequest
 from tests.fakes.gates import Watch
+
+SEEN = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
+"""What a bridge can do."""
 
 
 class FakeTransfer:
@@ -61,7 +64,15 @@ class FakeTransfer:
 class FakeKvPath:
     """Implements ``KvPath`` in process. ``is_instant``: each transfer is complete as soon as it is opened."""
 
-    def __init__(self, *, is_instant: bool = False, chunks_present: int = 0, chunk_bytes: int = 1000) -> None:
+    def __init__(
+        self,
+        *,
+        is_instant: bool = False,
+        chunks_present: int = 0,
+        chunk_bytes: int = 1000,
+        traits: PathTraits = SEEN,
+    ) -> None:
+        self.traits = traits
         self.is_instant = is_instant
         self.chunks_present = chunks_present
         self.chunk_bytes = chunk_bytes

@@ -103,6 +103,13 @@ def test_kv_that_comes_sooner_than_the_answer_ends_is_not_singular() -> None:
     assert decide(unknown, snapshot(slow_prefill, R1, M1, singular=ROOM)).plan.reason == "wan_slow"
 
 
+def test_kv_that_waits_for_prefill_gives_prefill_no_head_start() -> None:
+    """On a link whose transfers begin when P has ended, P's time delays RLD and the KV alike."""
+    slow_prefill = replace(P1, curve=PrefillCurve((0, 100_000), (0.1, 60.0)))
+    seen = snapshot(slow_prefill, R1, M1, singular=ROOM, links=(link(overlaps_prefill=False),))
+    assert decide(COLD_LONG, seen).plan.reason == "singular"
+
+
 @pytest.mark.parametrize(
     ("relay", "reason"),
     [

@@ -17,7 +17,7 @@ from policies.singular import (
     relay_time_s,
 )
 from policies.types import Alignment, Hit, Relay, Singular, SingularUse
-from tests.policies.build import R1, decide, facts, instance, rules, snapshot
+from tests.policies.build import R1, decide, facts, instance, link, rules, snapshot
 
 ROOM = SingularUse(used=0.0, total=1000.0)
 COLD = Hit(0)
@@ -115,6 +115,20 @@ def test_the_transfer_completes_otherwise(prompt: int, answer: int, use: Singula
     """Any other early end lets the transfer complete, and says why."""
     end = relay_finished_first(PLAN, facts(prompt), answer, snapshot(singular=use), Rules())
     assert end == EarlyEnd(stop_transfer=False, reason=reason)
+
+
+def test_a_transfer_that_cannot_be_stopped_is_left_alone() -> None:
+    """On a link whose transfers go on after they are closed, stopping one saves nothing, whatever the request."""
+    seen = snapshot(singular=ROOM, links=(link(can_stop=False),))
+    end = relay_finished_first(PLAN, facts(100_000), 100, seen, Rules())
+    assert end == EarlyEnd(stop_transfer=False, reason="cannot_stop")
+
+
+@pytest.mark.parametrize("plan", [Relay("p1", "r1", "m1", "x", ("b", "a")), Relay("p1", "r1", "m1", "x")])
+def test_a_link_that_is_gone_forbids_nothing(plan: Relay) -> None:
+    """A plan whose link is no longer known, or that has none, is judged by the request alone."""
+    seen = snapshot(singular=ROOM, links=(link(can_stop=False),))
+    assert relay_finished_first(plan, facts(100_000), 100, seen, Rules()).stop_transfer
 
 
 @given(

@@ -71,6 +71,14 @@ def test_a_small_transfer_passes_large_ones() -> None:
     assert crossing_s(10**6, link(queued_bytes=10**9, open_transfers=0)) == pytest.approx(0.01 + 0.03)
 
 
+def test_without_progress_all_that_is_queued_counts() -> None:
+    """Where engines fetch KV themselves nobody lets small transfers pass, so a new one waits for everything."""
+    blind = link(queued_bytes=10**9, open_transfers=3, reports_progress=False)
+    assert crossing_s(10**6, blind) == pytest.approx(10.01 + 0.03)
+    estimate = estimate_transfer(256, Hit(0), blind, snapshot())
+    assert estimate.queue_s == pytest.approx(10.0)
+
+
 @given(prompt=st.integers(1, 10**6), reach=st.integers(0, 2 * 10**6), chunk=st.integers(1, 1024))
 def test_missing_is_whole_chunks_and_within_the_prompt(prompt: int, reach: int, chunk: int) -> None:
     """What crosses is a number of chunks, not more than the prompt, and less with a longer hit."""

@@ -11,12 +11,14 @@ from backends.types import (
     EngineLoad,
     LegChunk,
     LegRequest,
+    PathTraits,
     TransferProgress,
     TransferRequest,
 )
 from gateway.control.pools import Instance, InstanceSpec
 from policies.types import Role
 from tests.fakes.gates import Watch
+from tests.fakes.kv_path import SEEN
 
 MODEL = "m"
 
@@ -85,6 +87,7 @@ class ScriptedPath:
     state: LinkState
     error: BackendError | None = None
     hangs: bool = False
+    traits: PathTraits = SEEN
     asked_times: int = 0
     is_closed: bool = False
     asked: Watch = field(default_factory=Watch)

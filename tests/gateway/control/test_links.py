@@ -7,6 +7,7 @@ import msgspec
 
 from backends.bridge.wire import LinkState
 from backends.errors import TransferFailed
+from backends.types import PathTraits
 from gateway.control.links import POLL_TIMEOUT_S, Link, Links
 from policies.types import LinkView
 from tests.gateway.control.seams import ScriptedPath
@@ -40,6 +41,18 @@ async def test_measurements_are_seen() -> None:
         await links.refresh()
         assert links.views() == {("a", "b"): LinkView("a", "b", 1e6, 1000, 0.03, True, None)}
     assert path.is_closed
+
+
+async def test_what_a_path_cannot_do_is_seen() -> None:
+    """Policies see what the link's path can and cannot do, measured or not."""
+    blind = PathTraits(can_stop=False, reports_progress=False, overlaps_prefill=False)
+    path = ScriptedPath(MEASURED, traits=blind)
+    async with run_links(build_link(path)) as links:
+        for error in (None, TransferFailed("away")):
+            path.error = error
+            await links.refresh()
+            view = links.views()["a", "b"]
+            assert not (view.can_stop or view.reports_progress or view.overlaps_prefill)
 
 
 async def test_a_bridge_without_its_sender_is_down() -> None:

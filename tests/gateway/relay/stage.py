@@ -76,6 +76,7 @@ async def open_stage(
     ids: tuple[str, ...] = ("p1", "p2", "rld1", "rld2", "md1", "md2"),
     hits: dict[str, int] | None = None,
     path: LinkedPath | None = None,
+    lease_s: float = 30.0,
 ) -> AsyncIterator[Stage]:
     """Run the fakes and a service over them. The rules make every request a relay unless told otherwise."""
     asked = {"direct_wan_bound_s": 0, "relay": QUICK} | (rules or {})
@@ -89,7 +90,7 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", 16, 1e6)}, 60.0)
+        links = Links({("a", "b"): Link("a", "b", path, "lmcache", 16, 1e6, lease_s)}, 60.0)
         await links.start()
         stack.push_async_callback(links.aclose)
         aligner = Aligner()

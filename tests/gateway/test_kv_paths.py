@@ -1,0 +1,64 @@
+"""Which KV path a link's settings amount to, and which settings are none."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from backends.bridge.client import BridgePath
+from backends.prefetch import PrefetchPath
+from backends.pull import EnginePull, NixlPull
+from backends.reference.demo_model import MODEL_DIR
+from gateway.app import Gateway
+from gateway.settings import BadSettings, Settings, parse_settings
+from tests.fakes.index import KnownIndex
+
+URL = "http://127.0.0.1:9"
+
+
+def settings_of(link: dict[str, Any]) -> Settings:
+    """A configuration of one P, one MD and a link between them."""
+    engines = [
+        {"id": role.lower(), "role": role, "model": "demo", "region": region, "url": URL}
+        for role, region in (("P", "a"), ("MD", "b"))
+    ]
+    model = {"name": "demo", "path": str(MODEL_DIR), "kv_bytes_per_token": 4096}
+    return parse_settings({"models": [model], "engines": engines, "links": [{"source": "a", "dest": "b"} | link]})
+
+
+@pytest.mark.parametrize(
+    ("link", "path_type"),
+    [
+        ({"bridge": URL}, BridgePath),
+        ({"path": "bridge", "bridge": URL}, BridgePath),
+        ({"path": "prefetch", "cache_server": URL}, PrefetchPath),
+        ({"path": "engine_pull"}, EnginePull),
+        ({"path": "nixl", "lease_s": 12}, NixlPull),
+    ],
+)
+async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
+    """Each path is what its name says, with the settings that belong to it."""
+    gateway = await asyncio.to_thread(Gateway, settings_of(link), KnownIndex())
+    found = gateway.links.get("a", "b")
+    assert found is not None and type(found.path) is path_type
+    assert found.lease_s == link.get("lease_s", 30.0)
+    for served in gateway.served.values():
+        served.close()
+
+
+@pytest.mark.parametrize(
+    ("link", "message"),
+    [
+        ({}, r"links\[0\].bridge: path bridge needs a bridge"),
+        ({"path": "nixl", "bridge": URL}, r"links\[0\].bridge: path nixl has no bridge"),
+        ({"path": "prefetch"}, r"links\[0\].cache_server: path prefetch needs a cache_server"),
+        ({"bridge": URL, "cache_server": URL}, r"links\[0\].cache_server: path bridge has no cache_server"),
+        ({"path": "carrier_pigeon"}, r"links\[0\].path"),
+        ({"path": "nixl", "lease_s": 0}, r"links\[0\].lease_s"),
+        ({"bridge": URL, "world_size": 0}, r"links\[0\].world_size"),
+    ],
+)
+def test_link_that_is_none(link: dict[str, Any], message: str) -> None:
+    """A path without what it needs, or with what it does not use, stops the start and is named."""
+    with pytest.raises(BadSettings, match=message):
+        settings_of(link)
