@@ -2,12 +2,15 @@
 
 import re
 
+import yaml
 from starlette.routing import Route
 
+from backends.adapters import EngineSpec, build_engine
 from gateway.api.app import ApiState, build_app
 from gateway.control.pools import Pools
 from gateway.passthrough.endpoint import Passing, pass_routes
 from gateway.passthrough.servers import Servers
+from gateway.settings import parse_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from tests.fakes.answers import ScriptedGenerator
@@ -39,3 +42,12 @@ def test_every_route_is_documented() -> None:
             served.add(f"{method} {re.sub(r':[a-z]+}', '}', route.path)}")
     documented = set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)` \|", README.read_text(encoding="utf-8"), re.M))
     assert documented == served
+
+
+def test_every_configuration_is_one() -> None:
+    """A YAML block that shows models is a file that the gateway takes, and its engines' options are their adapters'."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    shown = [parse_settings(document) for block in blocks if "models" in (document := yaml.safe_load(block))]
+    assert len(shown) >= 3
+    for engine in (engine for settings in shown for engine in settings.engines):
+        assert build_engine(engine.kind, EngineSpec(engine.id, engine.url, None, engine.options)).id == engine.id
