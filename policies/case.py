@@ -33,7 +33,10 @@ Costs = Callable[[Sequence[InstanceView], Sequence[int]], list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``pools`` holds the model's instances that are up, by role; ``rejected`` says why others are not chosen from."""
+    """``pools`` holds the model's instances that are up, by role; ``rejected`` says why others are not chosen from.
+
+    ``stands_in``: the tenant's regions have no MD, so the RLDs there are in MD's pool and end what they begin.
+    """
 
     facts: Facts
     snapshot: Snapshot
@@ -41,6 +44,7 @@ class Case:
     rng: Rng
     pools: dict[Role, Pool]
     rejected: dict[Role, dict[str, str]]
+    stands_in: bool = False
     placements: list[Placement] = field(default_factory=list)
 
     def choose(
@@ -63,7 +67,7 @@ class Case:
 
     def decide(self, plan: Plan, estimate: Estimate | None = None) -> Decision:
         """Close the case."""
-        return Decision(plan, self.facts, estimate, tuple(self.placements))
+        return Decision(plan, self.facts, estimate, tuple(self.placements), self.stands_in)
 
     def _leave_out_weak(self, views: list[InstanceView], rejected: dict[str, str]) -> list[InstanceView]:
         """Leave out instances with full KV memory or without streamed ids, unless none would remain."""
@@ -78,14 +82,18 @@ class Case:
 
 
 def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
-    """Sort the model's instances into pools: healthy, taking new work, with room for the prompt and one token."""
+    """Sort the model's instances into pools: in the tenant's regions, healthy, taking new work, with room for the
+    prompt and one token.
+    """
     pools: dict[Role, Pool] = {role: {} for role in ROLES}
     rejected: dict[Role, dict[str, str]] = {role: {} for role in ROLES}
     model, needed_tokens = facts.model, facts.prompt_tokens + 1
     for view in snapshot.instances:
         if view.model != model:
             continue
-        if not view.healthy:
+        if rules.regions is not None and view.region not in rules.regions:
+            rejected[view.role][view.id] = "region_pinned"
+        elif not view.healthy:
             rejected[view.role][view.id] = "unhealthy"
         elif view.draining:
             rejected[view.role][view.id] = "draining"
@@ -95,4 +103,16 @@ def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
             rejected[view.role][view.id] = "leaks_salts"
         else:
             pools[view.role].setdefault((view.region, view.fingerprint), []).append(view)
-    return Case(facts, snapshot, rules, rng, pools, rejected)
+    stands_in = rules.regions is not None and not _has_main(facts.model, rules.regions, snapshot)
+    if stands_in:
+        pools[Role.MD], pools[Role.RLD] = pools[Role.RLD], {}
+        rejected[Role.MD].update(rejected[Role.RLD])
+    return Case(facts, snapshot, rules, rng, pools, rejected, stands_in)
+
+
+def _has_main(model: str, regions: tuple[str, ...], snapshot: Snapshot) -> bool:
+    """Whether the regions have an MD that is to stay, be it up or not."""
+    return any(
+        view.role is Role.MD and view.model == model and view.region in regions and not view.draining
+        for view in snapshot.instances
+    )

@@ -100,7 +100,9 @@ def everyone(pool: Pool) -> list[InstanceView]:
 def missing(case: Case, role: Role) -> NoInstance:
     """Make the error that says why nobody fills ``role``: of the reasons found, the one that may pass soonest."""
     reasons = set(case.rejected[role].values())
-    ranked = (reason for reason in ("unhealthy", "draining", "leaks_salts", "too_long") if reason in reasons)
+    ranked = (
+        reason for reason in ("unhealthy", "draining", "leaks_salts", "too_long", "region_pinned") if reason in reasons
+    )
     return NoInstance(role, next(ranked, "none_configured"))
 
 

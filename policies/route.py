@@ -1,7 +1,8 @@
 """The decision of a request: which engines serve it, in which pipeline, and why.
 
 MD is chosen first, because its cache decides what must cross; then a P that can feed it; then, where the KV would take
-too long, an RLD beside that P. A plan without MD is made in one place only, behind the singular rule.
+too long, an RLD beside that P. A plan without MD is made in one place only, behind the singular rule; but where a
+tenant is pinned to regions without any MD, an RLD there takes MD's place.
 """
 
 from policies.case import Case, open_case
@@ -62,7 +63,7 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     if not (prefill.streams_ids and main.streams_ids):
         return direct("ids_missing", classic=True)
     if estimate is None or link is None:
-        return direct("same_region")
+        return direct("region_pinned" if case.stands_in else "same_region")
     reason = _direct_reason(estimate, facts, rules)
     if reason is not None:
         return direct(reason)

@@ -275,3 +275,5 @@ class Decision:
     facts: Facts
     estimate: Estimate | None
     scores: tuple[Placement, ...]
+    stands_in: bool = False
+    """An RLD has MD's place: the tenant's regions have no MD."""

@@ -88,7 +88,7 @@ class Learning:
         facts, plan, now_s = decision.facts, decision.plan, self.clock()
         model = facts.model
         self._singular[model] = count_request(self.singular(model), plan.kind == "singular", now_s, rules.singular)
-        if plan.prefill is None or plan.main is None:
+        if plan.prefill is None or plan.main is None or decision.stands_in:
             return
         self._windows_s[model] = rules.alignment.window_s
         hits = (facts.prompt_tokens, facts.hits.get(plan.prefill), facts.hits.get(plan.main), now_s, rules.alignment)

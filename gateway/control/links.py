@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -74,9 +74,10 @@ class Links:
         """The link between two regions, if there is one."""
         return self._links.get((source, dest))
 
-    def first_from(self, source: str) -> Link | None:
-        """Any link that leaves a region."""
-        return next((link for link in self._links.values() if link.source == source), None)
+    def first_from(self, source: str, regions: Collection[str] | None) -> Link | None:
+        """Any link that leaves a region for one of ``regions``; None: for any."""
+        fitting = (link for link in self._links.values() if link.source == source)
+        return next((link for link in fitting if regions is None or link.dest in regions), None)
 
     def views(self) -> dict[tuple[str, str], LinkView]:
         """What policies see."""

@@ -65,7 +65,7 @@ class RelayService:
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         record = Record(self.timelines.open(request.request_id, request.model), self.metrics, decision.plan)
-        cast = Cast(decision.plan, request, self.pools, self.rng)
+        cast = Cast(decision.plan, request, rules.regions, self.pools, self.rng)
         course = self._course(request, rules, decision)
         return RelayAnswer(course, cast, self.pools, self.aligner, record)
 
@@ -124,7 +124,7 @@ class RelayService:
 
     def _course(self, request: GenerationRequest, rules: Rules, decision: Decision) -> Course:
         plan = decision.plan
-        link = self._link(plan)
+        link = self._link(plan, rules)
         return Course(
             request=request,
             plan=plan,
@@ -141,10 +141,10 @@ class RelayService:
             note_length=lambda made: self.learning.note_length(request.model, request.tenant, made, rules),
         )
 
-    def _link(self, plan: Plan) -> Link | None:
+    def _link(self, plan: Plan, rules: Rules) -> Link | None:
         if isinstance(plan, Direct | Relay):
             return self.links.get(*plan.link) if plan.link else None
-        return self.links.first_from(self.pools[plan.prefill].spec.region) if plan.prefill else None
+        return self.links.first_from(self.pools[plan.prefill].spec.region, rules.regions) if plan.prefill else None
 
     def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable

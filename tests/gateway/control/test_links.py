@@ -107,8 +107,8 @@ async def test_links_are_found_by_their_regions() -> None:
     links = Links({("a", "b"): one, ("c", "b"): other}, 60.0)
     assert links.get("a", "b") is one
     assert links.get("b", "a") is None
-    assert links.first_from("c") is other
-    assert links.first_from("b") is None
+    assert links.first_from("c", None) is other
+    assert links.first_from("b", None) is None
     assert links.chunk_tokens == 512
     assert Links({}, 60.0).chunk_tokens == 1
     await links.aclose()
