@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp
 
 from backends.kv_subscriber import EventSource
@@ -39,6 +38,7 @@ from gateway.relay.service import RelayService, store_id
 from gateway.settings import BadSettings, Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.tenancy import Tenancy
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -99,6 +99,9 @@ class Gateway:
         )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis_url, learning, list(self.served)) if redis_url else None
+        self.tenancy = Tenancy(
+            settings, redis_url, self.live, self.metrics, self.rulebook.of, self._count_processes, self._count_places
+        )
         self.service = RelayService(
             models=model_facts(settings, self.served),
             pools=self.pools,
@@ -111,8 +114,11 @@ class Gateway:
             timelines=self.timelines,
             metrics=self.metrics,
             rng=random.Random(),
+            note_use=self.tenancy.usage.note,
         )
-        self.passing = build_passing(settings, self.pools, self.served, self.timelines, self.metrics)
+        self.passing = build_passing(
+            settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.gate
+        )
         self.app: ASGIApp = self._build_app()
 
     async def __aenter__(self) -> Self:
@@ -127,6 +133,8 @@ class Gateway:
         if self.ledger is not None:
             await self.ledger.start()
             stack.push_async_callback(self.ledger.aclose)
+        await self.tenancy.start()
+        stack.push_async_callback(self.tenancy.aclose)
         if self.live is not None:
             await self.live.start()
             stack.push_async_callback(self.live.aclose)
@@ -161,6 +169,7 @@ class Gateway:
         missing = ["the gateway is shutting down"] if self._draining else []
         if self.live is not None and not self.rulebook.known:
             missing.append(f"rules: {self.live.find_unread(RULES)}")
+        missing += self.tenancy.find_missing()
         for model in self.served:
             for role in (Role.P, Role.MD):
                 filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
@@ -179,7 +188,7 @@ class Gateway:
             models=self.served,
             generator=self.service,
             created=int(time.time()),
-            identify=_identify,
+            access=self.tenancy.access,
             find_missing=self.find_missing,
             find_timeline=self._find_timeline,
             render_metrics=self._render_metrics,
@@ -187,7 +196,13 @@ class Gateway:
             limits=limits,
             passing=self.passing,
         )
-        return build_app(state, pass_routes(self.passing, _identify, limits))
+        return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
+
+    def _count_processes(self) -> int:
+        return self.ledger.peers + 1 if self.ledger is not None else 1
+
+    def _count_places(self) -> int:
+        return sum(i.spec.max_running for i in self.pools.instances if i.spec.role is Role.MD)
 
     def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         found = self.timelines.find(request_id)
@@ -221,6 +236,7 @@ class Gateway:
             if self.live.contact_age_s is not None:
                 self.metrics.documents_age.set(self.live.contact_age_s)
         self.metrics.aligning.set(self.aligner.running)
+        self.tenancy.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 
     def _on_known(self, instance: Instance) -> None:
@@ -264,7 +280,3 @@ def _describe(instance: Instance) -> str:
     spec = instance.spec
     why = "draining" if instance.draining else instance.last_error
     return f"{spec.model}: {spec.role} {spec.id} at {spec.url}: {why}"
-
-
-def _identify(headers: Headers) -> str:
-    return "default"

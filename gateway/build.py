@@ -64,7 +64,18 @@ def _build_instance(engine: EngineSettings, cache_servers: Mapping[str, CacheSer
         except BadCurve as error:
             raise BadSettings(f"engines[{engine.id}].prefill_curve: {error}") from None
     role = Role(engine.role)
-    spec = InstanceSpec(engine.id, role, engine.model, engine.region, engine.url, engine.max_running, curve, key)
+    spec = InstanceSpec(
+        engine.id,
+        role,
+        engine.model,
+        engine.region,
+        engine.url,
+        engine.max_running,
+        curve,
+        key,
+        cost_per_s=engine.price_per_hour / 3600 / engine.max_running,
+        takes_priority=engine.priority,
+    )
     try:
         adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
     except BadEngine as error:

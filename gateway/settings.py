@@ -1,5 +1,6 @@
 """The gateway's configuration file: read once, checked whole, refused with the key's name."""
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -64,6 +65,21 @@ class EngineSettings(Section, frozen=True):
         default_factory=dict
     )
     max_running: Annotated[Count, Meta(description="Requests that it batches at once.")] = 64
+    priority: Annotated[
+        bool,
+        Meta(
+            description="True: it schedules by priority (vLLM's ``--scheduling-policy priority``) and is told each "
+            "request's: 0 for high, 1 for normal, 2 for low."
+        ),
+    ] = False
+    price_per_hour: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="What the instance costs in an hour, in any currency. A request is charged for one of its "
+            "``max_running`` places while a leg runs there.",
+        ),
+    ] = 0.0
     api_key_env: Annotated[
         str | None, Meta(description="Environment variable that holds the key this engine wants.")
     ] = None
@@ -156,6 +172,33 @@ class LimitSettings(Section, frozen=True):
     )
 
 
+class AuthSettings(Section, frozen=True):
+    """Whether clients need keys. With a secret they do."""
+
+    secret_env: Annotated[
+        str | None,
+        Meta(description="Environment variable with the secret that keys are hashed and caches are salted with."),
+    ] = None
+    secret_file: Annotated[str | None, Meta(description="File with that secret, instead.")] = None
+    open: Annotated[
+        bool, Meta(description="True: without keys also where others than this machine can connect. Everybody can ask.")
+    ] = False
+    failures_per_min: Annotated[
+        Count, Meta(description="Bad keys in a minute from one address, beyond which the answer is 429.")
+    ] = 60
+
+
+class AdmissionSettings(Section, frozen=True):
+    """How requests wait when the engines are full."""
+
+    max_running: Annotated[
+        Count | None,
+        Meta(description="Answers that this process runs at once. null: what all MD instances batch; 0 of them: any."),
+    ] = None
+    max_waiting: Annotated[int, Meta(ge=0, description="Requests that may wait; more are refused with 503.")] = 1000
+    deadline_s: Annotated[Positive, Meta(description="Longest wait, after which a request is refused with 503.")] = 30.0
+
+
 class Settings(Section, frozen=True):
     """The whole file."""
 
@@ -169,6 +212,8 @@ class Settings(Section, frozen=True):
     upstreams: tuple[UpstreamSettings, ...] = ()
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
     limits: LimitSettings = LimitSettings()
+    auth: AuthSettings = AuthSettings()
+    admission: AdmissionSettings = AdmissionSettings()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
     canary_interval_s: Annotated[
         float,
@@ -213,6 +258,7 @@ def parse_settings(raw: Any) -> Settings:
     except msgspec.ValidationError as error:
         raise BadSettings(str(error)) from None
     _check_references(settings)
+    _check_auth(settings.auth)
     return settings
 
 
@@ -229,6 +275,32 @@ def read_key(where: str, variable: str | None) -> str | None:
     if not key:
         raise BadSettings(f"{where}: {variable} is not set")
     return key
+
+
+def check_exposure(settings: Settings, host: str) -> None:
+    """Refuse to be open to others than this machine unless that is said. Raises BadSettings."""
+    auth = settings.auth
+    has_secret = auth.secret_env is not None or auth.secret_file is not None
+    if not (has_secret or auth.open or is_loopback(host)):
+        raise BadSettings(
+            f"auth.secret_env: not set, so no keys are asked for, and {host} can be reached from elsewhere; set it (or "
+            "auth.secret_file), listen on 127.0.0.1, or say auth.open: true"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_auth(auth: AuthSettings) -> None:
+    if auth.secret_env is not None and auth.secret_file is not None:
+        raise BadSettings("auth.secret_file: auth.secret_env is set too")
+    if auth.open and (auth.secret_env is not None or auth.secret_file is not None):
+        raise BadSettings("auth.open: keys are asked for, as there is a secret")
 
 
 def _check_references(settings: Settings) -> None:

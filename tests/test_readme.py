@@ -14,6 +14,7 @@ from gateway.settings import parse_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from tests.fakes.answers import ScriptedGenerator
+from tests.gateway.api.access import make_access
 from tests.readme import README, fill
 
 
@@ -29,13 +30,14 @@ def test_every_route_is_documented() -> None:
         models={},
         generator=ScriptedGenerator(lambda _: []),
         created=0,
-        identify=lambda _: "default",
+        access=make_access(),
         find_missing=list,
         find_timeline=lambda _: None,
         render_metrics=lambda: (b"", "text/plain"),
     )
     served = set()
-    passed = pass_routes(Passing(Servers([], Pools([], float), ()), Timelines(float), Metrics()), str, state.limits)
+    passing = Passing(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.gate)
+    passed = pass_routes(passing, state.access, state.limits)
     for route in build_app(state, passed).routes:
         assert isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}:

@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 from gateway.api.chat import prepare_chat
 from gateway.api.completions import prepare_completion
-from gateway.api.endpoint import GenerationEndpoint, Limits, Prepare
+from gateway.api.endpoint import Access, GenerationEndpoint, Limits, Prepare
 from gateway.api.errors import ApiError, encode_error, error_headers, from_generation
 from gateway.api.forms import ChatForm, CompletionForm, Form
 from gateway.api.models import Models
@@ -23,6 +22,7 @@ from gateway.api.passing import Passing
 from gateway.api.wire import encode
 from gateway.relay.types import GenerationFailed, Generator
 from gateway.text.model import ServedModel
+from policies.tenant_rules import ModelRules
 
 Handler = Callable[[Request], Awaitable[Response]]
 JSON = "application/json"
@@ -40,8 +40,7 @@ class ApiState:
     generator: Generator
     created: int
     """Unix time that ``/v1/models`` shows."""
-    identify: Callable[[Headers], str]
-    """Return the tenant of a request's headers. Raises GenerationFailed 401 or 403."""
+    access: Access
     find_missing: Callable[[], Sequence[str]]
     """Return what is not ready, one line each; nothing when requests can be served."""
     find_timeline: Callable[[str], Mapping[str, Any] | None]
@@ -61,7 +60,7 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
 
     def endpoint(path: str, prepare: Prepare, form: Form) -> Route:
         served = GenerationEndpoint(
-            prepare, form, models, state.generator, state.identify, state.limits, path, state.passing
+            prepare, form, models, state.generator, state.access, state.limits, path, state.passing
         )
         return Route(path, served, methods=["POST"])
 
@@ -86,15 +85,17 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
 
 
 def model_routes(models: Models, state: ApiState) -> list[Route]:
-    """Return ``/v1/models`` and ``/v1/models/{id}``."""
+    """Return ``/v1/models`` and ``/v1/models/{id}``, with what the caller may ask for."""
+
+    def rules_for(request: Request) -> ModelRules:
+        tenant = state.access.identify(request)
+        return state.access.rules_of(tenant, "").models
 
     async def list_models(request: Request) -> Response:
-        state.identify(request.headers)
-        return Response(encode(models.list()), media_type=JSON)
+        return Response(encode(models.list(rules_for(request))), media_type=JSON)
 
     async def show_model(request: Request) -> Response:
-        state.identify(request.headers)
-        return Response(encode(models.card(request.path_params["name"])), media_type=JSON)
+        return Response(encode(models.card(request.path_params["name"], rules_for(request))), media_type=JSON)
 
     return [
         Route("/v1/models", list_models, methods=["GET"]),

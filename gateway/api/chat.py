@@ -22,7 +22,7 @@ REASONING_TAIL_TOKENS = 16
 async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
     """Render and tokenise the conversation. ``size_bytes``: of the body. Raises ApiError."""
     fields, rest = read_fields(value, ChatFields)
-    model = models.find(fields.model)
+    model = models.find(fields.model, caller.rules.models)
     check_messages(fields.messages)
     check_options(fields)
     template = model.template

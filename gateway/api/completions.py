@@ -20,7 +20,7 @@ Prompt = str | list[int]
 async def prepare_completion(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
     """Tokenise the prompts. ``size_bytes``: of the body. Raises ApiError."""
     fields, rest = read_fields(value, CompletionFields)
-    model = models.find(fields.model)
+    model = models.find(fields.model, caller.rules.models)
     check_options(fields)
     prompts = split_prompts(fields.prompt)
     if len(prompts) > MOST_CHOICES:

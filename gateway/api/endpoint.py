@@ -5,24 +5,30 @@ import re
 import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import errors
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
-from gateway.api.choice import Choice
+from gateway.api.choice import Choice, count_cached
 from gateway.api.client import Client, send_whole
 from gateway.api.edge import cut_connection
 from gateway.api.errors import ApiError, error_messages, from_generation
 from gateway.api.forms import Form
+from gateway.api.gate import RANKS, Entry, Gate
+from gateway.api.identify import Identify
 from gateway.api.job import Caller, Job
 from gateway.api.merge import merge
-from gateway.api.models import Models
+from gateway.api.models import Models, resolve_name
 from gateway.api.passing import AnswerBroken, Passing
 from gateway.api.respond import StreamWriter, write_stream, write_whole
+from gateway.control.salts import Salts
+from gateway.control.usage import Use
 from gateway.relay.types import Answer, GenerationFailed, Generator
+from policies.rules import Rules
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[Job]]
 INLINE_BODY_BYTES = 256 << 10
@@ -40,6 +46,45 @@ class Limits:
     """A client that takes no bytes for so long is given up."""
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask, under which rules, and when."""
+
+    identify: Identify
+    rules_of: Callable[[str, str], Rules]
+    """Return the rules in force for a tenant's request or session, named by a key. Raises GenerationFailed."""
+    salts: Salts
+    gate: Gate
+
+
+@dataclass(slots=True)
+class Run:
+    """What was started for one request. ``failed``: the client was told so instead of an answer."""
+
+    answers: list[Answer] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    entry: Entry | None = None
+    job: Job | None = None
+    failed: bool = False
+
+    async def aclose(self) -> None:
+        """End what runs, and leave the gate whatever comes between."""
+        try:
+            for answer in self.answers:
+                await answer.aclose()
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """Leave the gate, with what the answers did cost. Idempotent."""
+        if self.entry is not None and self.job is not None:
+            completion = sum(choice.completion_tokens for choice in self.choices)
+            # A request that came to nothing by no fault of the client's costs it nothing.
+            prompt = 0 if self.failed and not completion else self.job.prompt_tokens
+            cached = (count_cached(self.choices, self.job.n) or 0) if prompt and self.choices else 0
+            self.entry.leave(Use(1, prompt, cached), prompt + completion)
+
+
 class GenerationEndpoint:
     """One of ``/v1/chat/completions`` and ``/v1/completions``."""
 
@@ -49,7 +94,7 @@ class GenerationEndpoint:
         form: Form,
         models: Models,
         generator: Generator,
-        identify: Callable[[Headers], str],
+        access: Access,
         limits: Limits,
         path: str,
         passing: Passing | None = None,
@@ -60,27 +105,34 @@ class GenerationEndpoint:
         self._form = form
         self._models = models
         self._generator = generator
-        self._identify = identify
+        self._access = access
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to its end."""
-        answers: list[Answer] = []
+        run = Run()
         request_id = f"req-{uuid.uuid4().hex}"
         if scope.get("http_version") == "1.0":
             send = send_whole(send)
         try:
             check_header_size(scope)
-            caller = read_headers(Headers(scope=scope), self._identify)
+            connection = HTTPConnection(scope)
+            tenant = self._access.identify(connection)
             body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
             async with Client(receive, send, self._limits.write_timeout_s) as client:
                 value = await parse(body)
-                if self._passing is not None and self._passing.passes(value.get("model")):
-                    await self._passing.pass_object(self._path, value, Headers(scope=scope), client)
+                session = value.get("prompt_cache_key")
+                rules = self._access.rules_of(tenant, session if isinstance(session, str) else request_id)
+                caller = make_caller(connection.headers, tenant, rules, self._access.salts)
+                if (passing := self._find_passing(value.get("model"), rules)) is not None:
+                    await passing.pass_object(self._path, value, connection.headers, caller, client)
                     return
-                job = await self._prepare(value, len(body), self._models, caller)
+                run.job = job = await self._prepare(value, len(body), self._models, caller)
                 request_id = job.id
-                await self._answer(job, client, answers)
+                run.entry = await self._enter(job, caller)
+                await self._answer(job, client, run)
+                # At once: a client that has its answer may ask again, while legs may still be ending.
+                run.leave()
         except (ClientStalled, AnswerBroken):
             cut_connection(scope)
         except ClientGone:
@@ -88,13 +140,24 @@ class GenerationEndpoint:
         except ApiError as error:
             await send_error(send, error, request_id)
         except GenerationFailed as failure:
+            run.failed = True
             await send_error(send, from_generation(failure), request_id)
         finally:
-            for answer in answers:
-                await answer.aclose()
+            await run.aclose()
 
-    async def _answer(self, job: Job, client: Client, answers: list[Answer]) -> None:
-        choices: list[Choice] = []
+    def _find_passing(self, model: object, rules: Rules) -> Passing | None:
+        """What passes on requests for the model; None: its requests are served here."""
+        if self._passing is None or not isinstance(model, str):
+            return None
+        return self._passing if self._passing.passes(resolve_name(model, rules.models)) else None
+
+    async def _enter(self, job: Job, caller: Caller) -> Entry:
+        most, answers = job.most_output_tokens, len(job.requests)
+        gate = self._access.gate
+        return await gate.enter(caller.tenant, caller.rules, job.model.name, job.prompt_tokens, most, answers)
+
+    async def _answer(self, job: Job, client: Client, run: Run) -> None:
+        choices, answers = run.choices, run.answers
         for index, request in enumerate(job.requests):
             answer = self._generator.generate(request)
             answers.append(answer)
@@ -104,6 +167,7 @@ class GenerationEndpoint:
             (b"x-request-id", job.id.encode()),
             (b"x-pdd-plan", answers[0].plan_name.encode()),
             (b"x-pdd-reason", answers[0].plan_reason.encode()),
+            *(run.entry.headers if run.entry is not None else ()),
         ]
         async with aclosing(merge(answers)) as events:
             if job.stream:
@@ -125,11 +189,14 @@ async def parse(body: bytes) -> JsonObject:
     return parse_object(body) if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(parse_object, body)
 
 
-def read_headers(headers: Headers, identify: Callable[[Headers], str]) -> Caller:
-    """Return who asks and what the headers say. Raises GenerationFailed for a caller who may not."""
+def make_caller(headers: Headers, tenant: str, rules: Rules, salts: Salts) -> Caller:
+    """Return who asks, under which rules, and what the headers say."""
     hint = headers.get("x-pdd-output-tokens", "")
     return Caller(
-        tenant=identify(headers),
+        tenant=tenant,
+        rules=rules,
+        cache_salt=salts.of(tenant, rules.cache.group),
+        priority=RANKS[rules.priority],
         traced=headers.get("x-pdd-trace") == "1",
         output_hint_tokens=int(hint) if HINT.fullmatch(hint) else None,
     )

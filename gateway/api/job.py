@@ -3,7 +3,7 @@
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from backends.types import Sampling
 from gateway.api.body import JsonObject
@@ -16,15 +16,22 @@ from gateway.text.model import ServedModel
 from gateway.text.output import TextOptions
 from gateway.text.tokenise import PromptTooLong
 from policies.eligibility import RequestFeatures
+from policies.rules import Rules
 
 MOST_CHOICES = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what the request's headers say."""
+    """Who asks, under which rules, and what the request's headers say.
+
+    ``cache_salt``: see ``gateway.control.salts``. ``priority``: the smallest goes first.
+    """
 
     tenant: str
+    rules: Rules = field(default_factory=Rules)
+    cache_salt: str | None = None
+    priority: int | None = None
     traced: bool = False
     output_hint_tokens: int | None = None
 
@@ -36,6 +43,8 @@ class Job:
     id: str
     created: int
     model: ServedModel
+    model_name: str
+    """What the client called the model."""
     n: int
     prompts: tuple[Sequence[int], ...]
     requests: tuple[GenerationRequest, ...]
@@ -51,6 +60,17 @@ class Job:
     """Prompt texts that the answers begin with."""
     make_reader: Callable[[], MessageReader] | None = None
     """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def most_output_tokens(self) -> int:
+        """The most that all answers may have together."""
+        context = self.model.context_tokens
+        return sum(context - len(one.prompt) if one.max_tokens is None else one.max_tokens for one in self.requests)
 
     @property
     def shows_ids(self) -> bool:
@@ -79,8 +99,11 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
     if n * len(prompted.prompts) > MOST_CHOICES:
         raise bad_field(prompted.prompt_field, f"A request may ask for at most {MOST_CHOICES} choices.")
     job_id = f"{prompted.id_prefix}-{uuid.uuid4().hex}"
+    tenant_limits = caller.rules.limits
     prompts = tuple(fit_prompt(prompt, fields, prompted, model) for prompt in prompted.prompts)
-    limits = [fit_limit(prompt, prompted, model) for prompt in prompts]
+    for prompt in prompts:
+        check_prompt_limit(len(prompt), prompted.prompt_field, caller)
+    limits = [fit_limit(prompt, prompted, model, tenant_limits.max_output_tokens) for prompt in prompts]
     options = fields.stream_options
     sampling = make_sampling(fields, rest, prompted.logprobs)
     features = find_features(fields, rest, sampling, model, limits[0])
@@ -95,6 +118,9 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
             sampling=seed_choice(sampling, index % n),
             eos_token_ids=model.eos_token_ids,
             tenant=caller.tenant,
+            cache_salt=caller.cache_salt,
+            priority=caller.priority,
+            rules=caller.rules,
             session=fields.prompt_cache_key,
             features=features,
             output_hint_tokens=caller.output_hint_tokens,
@@ -105,6 +131,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
         id=job_id,
         created=int(time.time()),
         model=model,
+        model_name=fields.model,
         n=n,
         prompts=prompts,
         requests=requests,
@@ -160,11 +187,23 @@ def fit_prompt(
     return prompt
 
 
-def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel) -> int | None:
-    """Return the answer's limit, which must fit the context when the client named it."""
+def check_prompt_limit(tokens: int, field: str, caller: Caller) -> None:
+    """Refuse a prompt that is longer than the tenant's may be."""
+    most = caller.rules.limits.max_prompt_tokens
+    if most is not None and tokens > most:
+        message = f"The prompt has {tokens} tokens, and the limit is {most}."
+        raise bad_field(field, message, "prompt_too_long")
+
+
+def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel, most: int | None = None) -> int | None:
+    """Return the answer's limit, which must fit the context, and the tenant's ``most``, when the client named it."""
     room = model.context_tokens - len(prompt)
     if prompted.max_tokens is None:
-        return None if prompted.default_max_tokens is None else min(prompted.default_max_tokens, room)
+        unnamed = [limit for limit in (prompted.default_max_tokens, most) if limit is not None]
+        return min(*unnamed, room) if unnamed else None
+    if most is not None and prompted.max_tokens > most:
+        message = f"{prompted.limit_field} may be at most {most}."
+        raise bad_field(prompted.limit_field, message, "output_limit_exceeded")
     if prompted.max_tokens > room:
         raise bad_field(
             prompted.limit_field,

@@ -5,12 +5,16 @@ from collections.abc import Callable, Mapping, Sequence
 from gateway.api.errors import ApiError
 from gateway.api.wire import ModelCard, ModelList
 from gateway.text.model import ServedModel
+from policies.tenant_rules import ModelRules
 
 SHOWN_NAME_CHARACTERS = 100
 
 
+ALL = ModelRules()
+
+
 class Models:
-    """What this gateway serves."""
+    """What this gateway serves, as a tenant's rules let it see it: some of the models, and other names for them."""
 
     def __init__(
         self, models: Mapping[str, ServedModel], created: int, passed: Callable[[], Sequence[str]] = tuple
@@ -20,22 +24,36 @@ class Models:
         self._created = created
         self._passed = passed
 
-    def find(self, name: str) -> ServedModel:
-        """Return the model. Raises ApiError 404."""
-        model = self._models.get(name)
-        if model is None:
+    def find(self, name: str, rules: ModelRules = ALL) -> ServedModel:
+        """Return the model of a name or an alias. Raises ApiError 404, also for one that the tenant may not use."""
+        model = self._models.get(resolve_name(name, rules))
+        if model is None or not is_allowed(model.name, rules):
             raise no_such_model(name)
         return model
 
-    def card(self, name: str) -> ModelCard:
+    def card(self, name: str, rules: ModelRules = ALL) -> ModelCard:
         """Return the model as ``/v1/models/{name}`` shows it. Raises ApiError 404."""
-        if name not in self._models and name in self._passed():
+        served = resolve_name(name, rules)
+        if served not in self._models and served in self._passed() and is_allowed(served, rules):
             return ModelCard(id=name, created=self._created)
-        return ModelCard(id=name, created=self._created, max_model_len=self.find(name).context_tokens)
+        return ModelCard(id=name, created=self._created, max_model_len=self.find(name, rules).context_tokens)
 
-    def list(self) -> ModelList:
-        """Return all models."""
-        return ModelList(data=[self.card(name) for name in (*self._models, *self._passed())])
+    def list(self, rules: ModelRules = ALL) -> ModelList:
+        """Return all names that may be asked for."""
+        served = {name: name for name in (*self._models, *self._passed())}
+        aliases = {alias: name for alias, name in rules.aliases.items() if name in served}
+        names = [name for name, model in (served | aliases).items() if is_allowed(model, rules)]
+        return ModelList(data=[self.card(name, rules) for name in names])
+
+
+def resolve_name(name: str, rules: ModelRules) -> str:
+    """Return the model that a name stands for."""
+    return rules.aliases.get(name, name)
+
+
+def is_allowed(model: str, rules: ModelRules) -> bool:
+    """Say whether a tenant may use a model."""
+    return rules.allowed is None or model in rules.allowed
 
 
 def no_such_model(name: str) -> ApiError:

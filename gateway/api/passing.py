@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 
 from gateway.api.body import JsonObject
 from gateway.api.client import Client
+from gateway.api.job import Caller
 
 
 class AnswerBroken(Exception):
@@ -23,6 +24,6 @@ class Passing(Protocol):
         """Say whether every request for a model is passed on."""
         ...
 
-    async def pass_object(self, path: str, value: JsonObject, headers: Headers, client: Client) -> None:
+    async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a parsed body on to its end. Raises ApiError while nothing was sent, AnswerBroken after that."""
         ...

@@ -38,7 +38,7 @@ def unfinished() -> GenerationFailed:
 
 def count_usage(job: Job, choices: Sequence[Choice]) -> Usage:
     """Return the request's usage: each prompt once, the completions of all choices."""
-    prompt = sum(map(len, job.prompts))
+    prompt = job.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
     cached = count_cached(choices, job.n)
     details = None if cached is None else PromptTokensDetails(cached)
@@ -105,7 +105,7 @@ class StreamWriter:
 
     def _answer(self, choices: list[Any], usage: Usage | None = None) -> Answer:
         job = self._job
-        answer = Answer(job.id, self._form.chunk_object, job.created, job.model.name, choices)
+        answer = Answer(job.id, self._form.chunk_object, job.created, job.model_name, choices)
         if job.continuous_usage:
             answer.usage = count_usage(job, self._choices)
         elif job.include_usage:
@@ -151,7 +151,7 @@ async def write_whole(
                 pass
     if len(done) < len(choices):
         raise unfinished()
-    answer = Answer(job.id, form.whole_object, job.created, job.model.name, [done[index] for index in sorted(done)])
+    answer = Answer(job.id, form.whole_object, job.created, job.model_name, [done[index] for index in sorted(done)])
     answer.usage = count_usage(job, choices)
     if job.return_token_ids and form.whole_object == "chat.completion":
         answer.prompt_token_ids = list(job.prompts[0])

@@ -106,7 +106,8 @@ async def prepare_file(gateway: Gateway, body: bytes) -> Job:
 
 async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int) -> Job:
     """Make a parsed body ready; its fields tell which endpoint it is for. Raises ApiError and CannotInspect."""
-    models, caller = Models(gateway.served, created=0), Caller(TENANT)
+    models = Models(gateway.served, created=0)
+    caller = Caller(TENANT, cache_salt=gateway.tenancy.access.salts.of(TENANT))
     if "messages" in value:
         return await prepare_chat(value, size_bytes, models, caller)
     if "prompt" in value:

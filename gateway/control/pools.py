@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable
-from backends.types import Capabilities, EngineLoad
+from backends.types import Capabilities, EngineLoad, LegRequest
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
 
@@ -19,7 +19,10 @@ FAILURES_TO_QUARANTINE = 2
 
 @dataclass(frozen=True, slots=True)
 class InstanceSpec:
-    """Where an instance stands: from the configuration, never from clients."""
+    """Where an instance stands: from the configuration, never from clients.
+
+    ``cost_per_s``: of one of its ``max_running`` places. ``takes_priority``: its scheduler knows priorities.
+    """
 
     id: str
     role: Role
@@ -30,6 +33,8 @@ class InstanceSpec:
     curve: PrefillCurve | None = None
     api_key: str | None = field(default=None, repr=False)
     """The engine's own key, never a client's."""
+    cost_per_s: float = 0.0
+    takes_priority: bool = False
 
 
 @dataclass(slots=True)
@@ -63,6 +68,10 @@ class Instance:
             yield
         finally:
             self.in_flight -= 1
+
+    def fit(self, leg: LegRequest) -> LegRequest:
+        """Leave out of a leg what this engine would refuse."""
+        return leg if leg.priority is None or self.spec.takes_priority else replace(leg, priority=None)
 
     def note_extend(self, tokens: int, took_s: float) -> None:
         """Learn how fast it recomputes tokens in an extend, the way there and back included."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+from gateway.api.gate import Gate
 from gateway.control.pools import Pools
 from gateway.passthrough.endpoint import Passing
 from gateway.passthrough.servers import Servers
@@ -12,11 +13,16 @@ from gateway.telemetry.timeline import Timelines
 
 
 def build_passing(
-    settings: Settings, pools: Pools, own_models: Collection[str], timelines: Timelines, metrics: Metrics
+    settings: Settings,
+    pools: Pools,
+    own_models: Collection[str],
+    timelines: Timelines,
+    metrics: Metrics,
+    gate: Gate,
 ) -> Passing:
     """Build it; nothing is asked yet. Raises BadSettings."""
     upstreams = [Upstream(_read_spec(upstream)) for upstream in settings.upstreams]
-    return Passing(Servers(upstreams, pools, own_models), timelines, metrics)
+    return Passing(Servers(upstreams, pools, own_models), timelines, metrics, gate)
 
 
 def _read_spec(upstream: UpstreamSettings) -> UpstreamSpec:

@@ -1,23 +1,27 @@
 """The endpoints that only pass on, and what the generating ones ask of this package."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, read_body
 from gateway.api.client import Client, send_whole
 from gateway.api.edge import cut_connection
-from gateway.api.endpoint import Limits, check_header_size, parse, read_headers, send_error
+from gateway.api.endpoint import Access, Limits, check_header_size, make_caller, parse, send_error
 from gateway.api.errors import ApiError, bad_field, from_generation
 from gateway.api.fields import refuse_internal
-from gateway.api.models import no_such_model
+from gateway.api.gate import Entry, Gate
+from gateway.api.job import Caller
+from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.passing import AnswerBroken
+from gateway.control.usage import Use
 from gateway.passthrough.forward import PassedRequest, pass_on
 from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
@@ -29,6 +33,9 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 
 JSON = "application/json"
+BYTES_A_TOKEN = 4
+"""Guess of a body's tokens where nothing tells them: four bytes each."""
+OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,7 @@ class Passing:
     servers: Servers
     timelines: Timelines
     metrics: Metrics
+    gate: Gate
 
     def models(self) -> list[str]:
         """Names of the models whose every request is passed on."""
@@ -47,15 +55,18 @@ class Passing:
         """Say whether every request for a model is passed on."""
         return self.servers.passes(model)
 
-    async def pass_object(self, path: str, value: JsonObject, headers: Headers, client: Client) -> None:
+    async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a parsed body on, written anew. Raises ApiError, AnswerBroken."""
-        model = find_model(value.get("model"))
+        model = find_model(value.get("model"), caller)
         refuse_internal(value)
         request_id = f"req-{uuid.uuid4().hex}"
         picked = pick_request_headers(headers, JSON, request_id)
-        await self._pass_on(PassedRequest(request_id, path, model, orjson.dumps(value), picked), client)
+        body = orjson.dumps(value | {"model": model})
+        most_tokens = max((value[name] for name in OUTPUT_LIMITS if type(value.get(name)) is int), default=0)
+        request = PassedRequest(request_id, path, model, body, picked)
+        await self._pass_on(request, caller, max(0, most_tokens), client)
 
-    async def pass_form(self, path: str, body: bytes, headers: Headers, client: Client) -> None:
+    async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a form on, written anew. Raises ApiError, AnswerBroken."""
         try:
             parts = read_form(body, headers.get("content-type", ""))
@@ -64,54 +75,65 @@ class Passing:
         named = [part for part in parts if part.name == "model"]
         if len(named) > 1:
             raise bad_field("model", "The field 'model' is given more than once.", "duplicate_field")
-        model = find_model(named[0].content.decode("utf-8", "replace") if named else None)
+        model = find_model(named[0].content.decode("utf-8", "replace") if named else None, caller)
         refuse_internal(part.name for part in parts)
         request_id = f"req-{uuid.uuid4().hex}"
-        data, content_type = write_form(parts)
+        named[0] = replace(named[0], content=model.encode())
+        data, content_type = write_form([named[0] if part.name == "model" else part for part in parts])
         picked = pick_request_headers(headers, content_type, request_id)
-        await self._pass_on(PassedRequest(request_id, path, model, data, picked), client)
+        await self._pass_on(PassedRequest(request_id, path, model, data, picked), caller, 0, client)
 
-    async def _pass_on(self, request: PassedRequest, client: Client) -> None:
+    async def _pass_on(self, request: PassedRequest, caller: Caller, most_output_tokens: int, client: Client) -> None:
         servers = self.servers
         if not servers.offers(request.model, request.path):
             if not servers.passes(request.model) and request.model not in servers.own_models:
                 raise no_such_model(request.model)
             message = f"The model {request.model!r} is not served at {request.path}."
             raise ApiError(404, message, code="unsupported_path", param="model")
-        with self._recorded(request) as record:
+        prompt_tokens = len(request.body) // BYTES_A_TOKEN
+        tenant, rules = caller.tenant, caller.rules
+        # They take no place of the engines' main decode: upstreams have bounds of their own.
+        entry = await self.gate.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
+        with self._recorded(request, entry, prompt_tokens) as record:
             await pass_on(request, servers, client, record)
 
     @contextmanager
-    def _recorded(self, request: PassedRequest) -> Iterator[PassRecord]:
+    def _recorded(self, request: PassedRequest, entry: Entry, prompt_tokens: int) -> Iterator[PassRecord]:
         record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path)
         try:
             yield record
         except ApiError:
             record.failed()
+            prompt_tokens = 0
             raise
         finally:
             record.close()
+            told = record.usage
+            prompt = prompt_tokens if told.prompt_tokens is None else told.prompt_tokens
+            completion = told.completion_tokens or 0
+            entry.leave(Use(1, prompt, other_tokens=completion), prompt + completion)
 
 
-def find_model(value: object) -> str:
-    """Return the model's name as the client gave it. Raises ApiError."""
+def find_model(value: object, caller: Caller) -> str:
+    """Return the model that the client's name for it stands for. Raises ApiError, also where it may not be used."""
     if value is None:
         raise bad_field("model", "The field 'model' is required.", "missing_field")
     if not isinstance(value, str):
         raise bad_field("model", "model must be a string.", "invalid_type")
-    return value
+    model = resolve_name(value, caller.rules.models)
+    if not is_allowed(model, caller.rules.models):
+        raise no_such_model(value)
+    return model
 
 
 class PassEndpoint:
     """One path that only passes on, as a bare ASGI callable."""
 
-    def __init__(
-        self, path: str, form: Form, passing: Passing, identify: Callable[[Headers], str], limits: Limits
-    ) -> None:
+    def __init__(self, path: str, form: Form, passing: Passing, access: Access, limits: Limits) -> None:
         self._path = path
         self._form = form
         self._passing = passing
-        self._identify = identify
+        self._access = access
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,14 +142,17 @@ class PassEndpoint:
             send = send_whole(send)
         try:
             check_header_size(scope)
-            headers = Headers(scope=scope)
-            read_headers(headers, self._identify)
+            connection = HTTPConnection(scope)
+            tenant = self._access.identify(connection)
             body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
             async with Client(receive, send, self._limits.write_timeout_s) as client:
+                headers = connection.headers
+                rules = self._access.rules_of(tenant, "")
+                caller = make_caller(headers, tenant, rules, self._access.salts)
                 if self._form == "multipart":
-                    await self._passing.pass_form(self._path, body, headers, client)
+                    await self._passing.pass_form(self._path, body, headers, caller, client)
                 else:
-                    await self._passing.pass_object(self._path, await parse(body), headers, client)
+                    await self._passing.pass_object(self._path, await parse(body), headers, caller, client)
         except (ClientStalled, AnswerBroken):
             cut_connection(scope)
         except ClientGone:
@@ -138,9 +163,9 @@ class PassEndpoint:
             await send_error(send, from_generation(failure), f"req-{uuid.uuid4().hex}")
 
 
-def pass_routes(passing: Passing, identify: Callable[[Headers], str], limits: Limits) -> list[Route]:
+def pass_routes(passing: Passing, access: Access, limits: Limits) -> list[Route]:
     """Return the routes of the paths that only pass on."""
     return [
-        Route(path, PassEndpoint(path, form, passing, identify, limits), methods=["POST"])
+        Route(path, PassEndpoint(path, form, passing, access, limits), methods=["POST"])
         for path, form in PASSED_PATHS.items()
     ]

@@ -65,7 +65,7 @@ class Aligner:
     async def _align(self, job: AlignJob) -> None:
         if job.transfer is not None and not await job.transfer:
             return
-        leg = build_align_leg(job.request, job.log, job.rules)
+        leg = job.main.fit(build_align_leg(job.request, job.log, job.rules))
         try:
             with job.main.occupied():
                 async with aclosing(job.main.engine.generate(leg)) as stream:

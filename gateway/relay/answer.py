@@ -128,6 +128,7 @@ class RelayAnswer:
     def stop_at(self, completion_tokens: int) -> None:
         """Tell the splice of a stop string; what waits to be read lies behind it."""
         self._outbox.clear()
+        self._record.cut(completion_tokens)
         if self._ended:
             self._outbox.put(self._finish("stop", None, completion_tokens))
         else:
@@ -264,9 +265,9 @@ class RelayAnswer:
             self._mailbox.post(NoInstance(start.leg))
             return
         request = build_leg(self._course.request, start, self._splice.log, self._course.rules)
-        request = self._loan.apply(request, start)
+        request = instance.fit(self._loan.apply(request, start))
         self._started_on[start.leg] = instance
-        self._record.leg_started(start, instance.spec.id)
+        self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s)
         task = self._spawn(self._pump(start, instance, request))
         self._legs[start.leg] = _Running(start, instance, task)
 

@@ -1,7 +1,8 @@
 """Decides each request's course and starts it: facts -> plan -> answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from backends.types import TransferRequest
 from gateway.control.learning import Learning
@@ -9,6 +10,7 @@ from gateway.control.links import Link, Links
 from gateway.control.pools import Pools
 from gateway.control.rulebook import RuleBook
 from gateway.control.sessions import Sessions
+from gateway.control.usage import Use
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.answer import Course, RelayAnswer
@@ -42,9 +44,13 @@ class ModelFacts:
     """What the KV stores call it."""
 
 
+def _count_nothing(tenant: str, model: str, use: Use) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayService:
-    """See ``gateway.relay.types.Generator``."""
+    """See ``gateway.relay.types.Generator``. ``note_use`` is told what a tenant's answers used of a model, in parts."""
 
     models: Mapping[str, ModelFacts]
     pools: Pools
@@ -57,14 +63,17 @@ class RelayService:
     timelines: Timelines
     metrics: Metrics
     rng: Rng
+    note_use: Callable[[str, str, Use], None] = _count_nothing
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is iterated. Raises GenerationFailed."""
-        rules = self.rulebook.of(request.tenant, request.session or request.request_id)
+        rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
-        record = Record(self.timelines.open(request.request_id, request.model), self.metrics, decision.plan)
+        timeline = self.timelines.open(request.request_id, request.model)
+        note_use = partial(self.note_use, request.tenant, request.model)
+        record = Record(timeline, self.metrics, decision.plan, note_use)
         cast = Cast(decision.plan, request, rules.regions, self.pools, self.rng)
         course = self._course(request, rules, decision)
         return RelayAnswer(course, cast, self.pools, self.aligner, record)

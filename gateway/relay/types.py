@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from backends.types import Sampling, TokenLogprob
 from policies.eligibility import RequestFeatures
+from policies.rules import Rules
 
 RoleName = Literal["P", "RLD", "MD"]
 
@@ -15,8 +16,8 @@ class GenerationRequest:
     """One choice of one client request, ready to run.
 
     ``max_tokens`` None: the client set no limit (the context limit applies). ``features`` tell whether the answer may
-    be split. ``output_hint_tokens``: the client's own guess.
-    ``session``: the client's name for the conversation.
+    be split. ``output_hint_tokens``: the client's own guess. ``session``: the client's name for the conversation.
+    ``rules``: those that the request keeps; None: those in force for its tenant and session.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class GenerationRequest:
     features: RequestFeatures = field(default_factory=RequestFeatures)
     output_hint_tokens: int | None = None
     session: str | None = None
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,13 @@ class Metrics:
             ["instance", "role"],
             registry=registry,
         )
+        self.refused = Counter(
+            "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
+        )
+        self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
+        self.limits_local = Gauge(
+            "pdd_limits_local", "Whether limits are held by this process alone, at its share", registry=registry
+        )
         self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
         self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
         self.documents_revision = Gauge(

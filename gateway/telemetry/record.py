@@ -1,9 +1,12 @@
-"""Notes what one answer does, as its timeline and as metrics."""
+"""Notes what one answer does, as its timeline, as metrics, and as what its tenant has used."""
+
+from collections.abc import Callable
 
 from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
+from gateway.control.usage import Use
 from gateway.relay.splice import Splice
-from gateway.relay.steps import StartLeg
+from gateway.relay.steps import LegId, StartLeg
 from gateway.relay.types import GenerationFailed, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
@@ -11,12 +14,20 @@ from policies.types import Plan, Role
 
 
 class Record:
-    """One answer's telemetry. ``close`` counts the answer; it may be called more than once."""
+    """One answer's telemetry. ``close`` counts the answer; it may be called more than once.
 
-    def __init__(self, timeline: Timeline, metrics: Metrics, plan: Plan) -> None:
+    ``note_use`` is told what was used, in parts.
+    """
+
+    def __init__(
+        self, timeline: Timeline, metrics: Metrics, plan: Plan, note_use: Callable[[Use], None] = lambda use: None
+    ) -> None:
         self._timeline = timeline
         self._metrics = metrics
         self._plan = plan
+        self._note_use = note_use
+        self._legs: dict[LegId, tuple[float, float]] = {}
+        self._cost = 0.0
         self._model = timeline.model
         self._outcome = "client_gone"
         self._closed = False
@@ -49,8 +60,16 @@ class Record:
         self._last = (role, instance, now_s)
         self._roles[role.value] = self._roles.get(role.value, 0) + len(given.ids)
 
-    def leg_started(self, start: StartLeg, instance: str) -> None:
-        """A leg begins."""
+    def cut(self, completion_tokens: int) -> None:
+        """The answer's text ended with the first so many ids: those behind it do not count."""
+        beyond = sum(self._roles.values()) - completion_tokens
+        if beyond > 0 and self._last is not None:
+            role = self._last[0].value
+            self._roles[role] = max(0, self._roles[role] - beyond)
+
+    def leg_started(self, start: StartLeg, instance: str, cost_per_s: float = 0.0) -> None:
+        """A leg begins. ``cost_per_s``: what its place in the instance costs."""
+        self._legs[start.leg] = (self._timeline.clock(), cost_per_s)
         self.note("leg_started", leg=start.leg, kind=start.kind.name.lower(), instance=instance, base=start.base)
 
     def leg_usage(self, start: StartLeg, usage: LegUsage) -> None:
@@ -59,12 +78,16 @@ class Record:
 
     def leg_ended(self, start: StartLeg, instance: str, outcome: str) -> None:
         """A leg is over."""
+        started_s, cost_per_s = self._legs.pop(start.leg, (0.0, 0.0))
+        self._cost += (self._timeline.clock() - started_s) * cost_per_s
         self._metrics.legs.labels(start.kind.name.lower(), outcome).inc()
         self.note("leg_ended", leg=start.leg, kind=start.kind.name.lower(), instance=instance, outcome=outcome)
 
     def transfer(self, progress: TransferProgress) -> None:
         """The KV came on."""
-        self._metrics.wan_bytes.labels(self._model).inc(max(0, progress.wan_bytes - self._wan_bytes))
+        moved_bytes = max(0, progress.wan_bytes - self._wan_bytes)
+        self._metrics.wan_bytes.labels(self._model).inc(moved_bytes)
+        self._note_use(Use(wan_bytes=moved_bytes))
         self._wan_bytes = progress.wan_bytes
         self._timeline.summary["wan_bytes"] = progress.wan_bytes
         if progress.state != "moving":
@@ -108,3 +131,5 @@ class Record:
         self._metrics.discarded.labels(self._model).inc(splice.discarded_tokens)
         for role, count in self._roles.items():
             self._metrics.tokens.labels(self._model, role).inc(count)
+        p, rld, md = (self._roles.get(role.value, 0) for role in (Role.P, Role.RLD, Role.MD))
+        self._note_use(Use(p_tokens=p, rld_tokens=rld, md_tokens=md, cost=self._cost))

@@ -12,6 +12,7 @@ from gateway.api.endpoint import Limits
 from gateway.text.model import ServedModel, load_model
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.server import AppServer
+from tests.gateway.api.access import make_access
 from tests.gateway.model_dir import model_dir
 
 __all__ = ["model_dir"]
@@ -41,7 +42,7 @@ def state(model: ServedModel, generator: ScriptedGenerator) -> ApiState:
         models={"tiny": model, "org/other": replace(model, name="org/other", template=None)},
         generator=generator,
         created=1_700_000_000,
-        identify=lambda headers: "default",
+        access=make_access(),
         find_missing=lambda: [],
         find_timeline={"known": {"legs": []}}.get,
         render_metrics=lambda: (b"up 1\n", "text/plain"),

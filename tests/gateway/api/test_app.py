@@ -8,9 +8,11 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_app
-from gateway.relay.types import GenerationFailed, GenerationRequest
+from gateway.api.errors import ApiError
+from gateway.relay.types import GenerationRequest
 from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.server import AppServer
+from tests.gateway.api.access import make_access
 from tests.gateway.api.raw import CHAT
 
 
@@ -89,17 +91,19 @@ async def test_not_ready(state: ApiState) -> None:
 async def test_unknown_caller(state: ApiState, generator: ScriptedGenerator) -> None:
     """A caller who may not ask is told so before the body is looked at."""
 
-    def identify(headers: object) -> str:
-        raise GenerationFailed(401, "No key.")
+    def identify(connection: object) -> str:
+        raise ApiError(401, "No key.")
 
     for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny")):
-        answer = await serve_once(replace(state, identify=identify), method, path, [])
+        answer = await serve_once(replace(state, access=make_access(identify)), method, path, [])
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
 async def test_tenant(state: ApiState, generator: ScriptedGenerator) -> None:
     """The tenant of the generation is the one that the caller was identified as, whatever other headers say."""
-    await serve_once(replace(state, identify=lambda headers: "acme"), "POST", "/v1/chat/completions", CHAT)
+    await serve_once(
+        replace(state, access=make_access(lambda connection: "acme")), "POST", "/v1/chat/completions", CHAT
+    )
     assert generator.requests[0].tenant == "acme"
 
 

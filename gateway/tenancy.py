@@ -1,0 +1,95 @@
+"""Who may ask, for how much, and when: keys, salts, limits, the queue and the counts of use of one gateway process."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from gateway.api.endpoint import Access
+from gateway.api.gate import Gate
+from gateway.api.identify import Identify, KeyCheck, identify_anyone
+from gateway.control.admission import Admission
+from gateway.control.failures import Failures
+from gateway.control.limits import LimitGate
+from gateway.control.live import LiveDocuments
+from gateway.control.salts import Salts
+from gateway.control.secret import BadSecret, read_secret
+from gateway.control.tenants import KEY_KIND, TENANT_KIND, TenantBook
+from gateway.control.usage import Usage
+from gateway.settings import AuthSettings, BadSettings, Settings
+from gateway.telemetry.metrics import Metrics
+from policies.rules import Rules
+
+log = logging.getLogger(__name__)
+
+
+class Tenancy:
+    """What the API asks before a request runs, as ``access``, and what is told of it afterwards, as ``usage``.
+
+    ``live`` None: there are no documents, so no keys can be known. ``processes``: gateway processes that live.
+    ``places``: answers that all MD instances batch. Raises BadSettings.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        redis_url: str | None,
+        live: LiveDocuments | None,
+        metrics: Metrics,
+        rules_of: Callable[[str, str], Rules],
+        processes: Callable[[], int],
+        places: Callable[[], int],
+    ) -> None:
+        self._stack = AsyncExitStack()
+        self._live = live
+        self._metrics = metrics
+        secret = find_secret(settings.auth)
+        self.book = TenantBook(secret) if secret is not None else None
+        if self.book is not None and live is not None:
+            live.follow(self.book.apply, TENANT_KIND, KEY_KIND)
+        if self.book is None:
+            log.warning("NO API KEYS ARE ASKED FOR: whoever reaches this gateway may use it (see auth.secret_env)")
+        asked = settings.admission
+        self.limits = LimitGate(redis_url, processes)
+        self.admission = Admission(lambda: asked.max_running or places() or None, asked.max_waiting, asked.deadline_s)
+        self.usage = Usage(redis_url, metrics.registry)
+        self.access = Access(
+            identify=self._make_identify(settings.auth),
+            rules_of=rules_of,
+            salts=Salts(secret),
+            gate=Gate(self.limits, self.admission, self.usage, metrics),
+        )
+
+    async def start(self) -> None:
+        """Share limits and counts from here on."""
+        await self.limits.start()
+        self._stack.push_async_callback(self.limits.aclose)
+        await self.usage.start()
+        self._stack.push_async_callback(self.usage.aclose)
+
+    async def aclose(self) -> None:
+        """Tell Redis what is left to tell, and end."""
+        await self._stack.aclose()
+
+    def find_missing(self) -> list[str]:
+        """What keeps every request out."""
+        if self.book is None or self.book.known:
+            return []
+        why = self._live.find_unread(KEY_KIND) if self._live is not None else "there is no Redis to read them from"
+        return [f"keys: {why}"]
+
+    def show_metrics(self) -> None:
+        """Bring the gauges up to date."""
+        self._metrics.limits_local.set(self.limits.is_local)
+        self._metrics.waiting.set(self.admission.waiting)
+
+    def _make_identify(self, auth: AuthSettings) -> Identify:
+        return identify_anyone if self.book is None else KeyCheck(self.book, Failures(auth.failures_per_min))
+
+
+def find_secret(auth: AuthSettings) -> bytes | None:
+    """Read the secret that the settings name; None: they name none. Raises BadSettings."""
+    try:
+        return read_secret(auth.secret_env, auth.secret_file)
+    except BadSecret as error:
+        key = "auth.secret_env" if auth.secret_env is not None else "auth.secret_file"
+        raise BadSettings(f"{key}: {error}") from None
