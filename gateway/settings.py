@@ -1,6 +1,5 @@
 """The gateway's configuration file: read once, checked whole, refused with the key's name."""
 
-import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -187,6 +186,11 @@ class AuthSettings(Section, frozen=True):
         Count, Meta(description="Bad keys in a minute from one address, beyond which the answer is 429.")
     ] = 60
 
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether there is a secret to check keys with."""
+        return self.secret_env is not None or self.secret_file is not None
+
 
 class AdmissionSettings(Section, frozen=True):
     """How requests wait when the engines are full."""
@@ -277,29 +281,10 @@ def read_key(where: str, variable: str | None) -> str | None:
     return key
 
 
-def check_exposure(settings: Settings, host: str) -> None:
-    """Refuse to be open to others than this machine unless that is said. Raises BadSettings."""
-    auth = settings.auth
-    has_secret = auth.secret_env is not None or auth.secret_file is not None
-    if not (has_secret or auth.open or is_loopback(host)):
-        raise BadSettings(
-            f"auth.secret_env: not set, so no keys are asked for, and {host} can be reached from elsewhere; set it (or "
-            "auth.secret_file), listen on 127.0.0.1, or say auth.open: true"
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _check_auth(auth: AuthSettings) -> None:
     if auth.secret_env is not None and auth.secret_file is not None:
         raise BadSettings("auth.secret_file: auth.secret_env is set too")
-    if auth.open and (auth.secret_env is not None or auth.secret_file is not None):
+    if auth.open and auth.asks_for_keys:
         raise BadSettings("auth.open: keys are asked for, as there is a secret")
 
 

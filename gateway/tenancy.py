@@ -1,5 +1,6 @@
 """Who may ask, for how much, and when: keys, salts, limits, the queue and the counts of use of one gateway process."""
 
+import ipaddress
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -46,8 +47,6 @@ class Tenancy:
         self.book = TenantBook(secret) if secret is not None else None
         if self.book is not None and live is not None:
             live.follow(self.book.apply, TENANT_KIND, KEY_KIND)
-        if self.book is None:
-            log.warning("NO API KEYS ARE ASKED FOR: whoever reaches this gateway may use it (see auth.secret_env)")
         asked = settings.admission
         self.limits = LimitGate(redis_url, processes)
         self.admission = Admission(lambda: asked.max_running or places() or None, asked.max_waiting, asked.deadline_s)
@@ -93,3 +92,23 @@ def find_secret(auth: AuthSettings) -> bytes | None:
     except BadSecret as error:
         key = "auth.secret_env" if auth.secret_env is not None else "auth.secret_file"
         raise BadSettings(f"{key}: {error}") from None
+
+
+def check_exposure(settings: Settings, host: str) -> None:
+    """Refuse to be open to others than this machine unless that is said, and warn of it. Raises BadSettings."""
+    if settings.auth.asks_for_keys:
+        return
+    if not (settings.auth.open or is_loopback(host)):
+        raise BadSettings(
+            f"auth.secret_env: not set, so no keys are asked for, and {host} can be reached from elsewhere; set it (or "
+            "auth.secret_file), listen on 127.0.0.1, or say auth.open: true"
+        )
+    log.warning("NO API KEYS ARE ASKED FOR: whoever reaches %s may use this gateway (see auth.secret_env)", host)
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -14,7 +14,8 @@ from backends.lifetime import die_with_parent
 from backends.serving import CannotListen, bind, parse_listen, serve
 from gateway.api.edge import EdgeProtocol
 from gateway.app import open_gateway
-from gateway.settings import BadSettings, Settings, check_exposure, load_rules, load_settings
+from gateway.settings import BadSettings, Settings, load_rules, load_settings
+from gateway.tenancy import check_exposure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
         if args.rules is not None:
             settings = msgspec.structs.replace(settings, rules=load_rules(args.rules))
         host, port = parse_listen(args.listen or settings.listen)
-        check_exposure(settings, host)
         logging.basicConfig(
             level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
         )
         logging.getLogger("httpx").setLevel(logging.WARNING)
+        check_exposure(settings, host)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, host, port, has_rules=args.rules is not None))
     except (BadSettings, ValueError) as error:

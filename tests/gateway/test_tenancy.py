@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.settings import BadSettings, check_exposure, parse_settings
-from gateway.tenancy import find_secret
+from gateway.settings import BadSettings, parse_settings
+from gateway.tenancy import check_exposure, find_secret
 
 BASE: dict[str, Any] = {
     "models": [{"name": "m", "path": "/m", "kv_bytes_per_token": 1}],
