@@ -15,6 +15,7 @@ from backends.reference.server import Server
 from backends.wan.control import make_control
 from gateway.api.app import ApiState, build_app
 from tests.fakes.answers import ScriptedGenerator
+from tests.gateway.api.access import make_access
 
 ELSEWHERE = {
     "vllm.entrypoints.openai.api_server": frozenset({"/health", "/metrics"}),
@@ -31,7 +32,7 @@ def served_paths() -> dict[str, frozenset[str]]:
         models={},
         generator=ScriptedGenerator(lambda _: []),
         created=0,
-        identify=lambda _: "default",
+        access=make_access(),
         find_missing=list,
         find_timeline=lambda _: None,
         render_metrics=lambda: (b"", "text/plain"),

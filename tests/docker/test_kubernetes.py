@@ -193,11 +193,12 @@ def test_the_gateway_may_drain() -> None:
     assert pod_of("gateway")["terminationGracePeriodSeconds"] > forget_s + drain_s
 
 
-def test_redis_is_named_by_a_secret() -> None:
-    """REDIS_URL, which the gateway reads, comes from a Secret."""
-    (variable,) = container_of("gateway")["env"]
-    assert variable["name"] == "REDIS_URL"
-    assert set(variable["valueFrom"]) == {"secretKeyRef"}
+def test_redis_and_the_secret_are_named_by_secrets() -> None:
+    """REDIS_URL, which the gateway reads, and the secret that its settings name come from Secrets."""
+    variables = container_of("gateway")["env"]
+    auth = parse_settings(read_yaml(FOLDER / "gateway" / "gateway.yaml")).auth
+    assert [variable["name"] for variable in variables] == ["REDIS_URL", auth.secret_env]
+    assert all(set(variable["valueFrom"]) == {"secretKeyRef"} for variable in variables)
 
 
 def test_stores_are_named_by_a_secret() -> None:
