@@ -117,6 +117,11 @@ def parse_pdd(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
         raise Unusable(complaint.getvalue()) from None
 
 
+def option(argv: Sequence[str], name: str) -> str:
+    """The value of an option of a program that is not this project's."""
+    return argv[list(argv).index(name) + 1]
+
+
 def ports_of(service: Mapping[str, Any]) -> set[int]:
     """The ports at which others reach the service."""
     match argv := argv_of(service):
@@ -124,6 +129,11 @@ def ports_of(service: Mapping[str, Any]) -> set[int]:
             return {STORE_PORT}
         case ["pdd", *_]:
             return _pdd_ports(*parse_pdd(argv))
+        case ["python", "-m", "vllm.entrypoints.openai.api_server", *_]:
+            events = json.loads(option(argv, "--kv-events-config"))
+            return {int(option(argv, "--port")), _port(events["endpoint"]), _port(events["replay_endpoint"])}
+        case ["python", "-m", "lmcache.cli.main", *_]:
+            return {int(option(argv, "--port")), int(option(argv, "--http-port"))}
     return {"prom/prometheus": {9090}, "grafana/grafana": {3000}}[service["image"].partition(":")[0]]
 
 

@@ -26,7 +26,7 @@ from tests.docker.files import (
 )
 from tests.docker.paths import served_paths
 
-STACKS = [("compose.yaml",)]
+STACKS = [("compose.yaml",), ("compose.yaml", "compose.vllm.yaml")]
 ROLES = {"P": "prefill", "RLD": "relay", "MD": "main"}
 SEES_BOTH = {"wan", "prometheus"}
 

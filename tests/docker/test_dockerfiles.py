@@ -11,6 +11,7 @@ import pytest
 
 from tests.docker.files import DOCKER, ROOT, parse_pdd, read_image
 from tests.docker.paths import served_paths
+from tests.e2e import setup
 
 DOCKERFILES = sorted(path.name for path in DOCKER.glob("Dockerfile*"))
 
@@ -67,13 +68,24 @@ def test_only_the_engine_image_has_torch() -> None:
     assert read_image("Dockerfile.engine").entrypoint == ["pdd", "engine"]
 
 
-@pytest.mark.parametrize("name", DOCKERFILES)
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.engine"])
 def test_versions_are_those_of_the_constraints(name: str) -> None:
     """What pip installs of the project is constrained as everywhere else."""
     lines = (DOCKER / name).read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
     installs = [line for line in lines if "pip install" in line]
     assert installs
     assert all("--constraint constraints.txt" in line for line in installs)
+
+
+def test_vllm_image_has_what_the_end_to_end_tests_have() -> None:
+    """vLLM and LMCache are the tested ones, and what LMCache imports beside has the versions of the constraints."""
+    text = (DOCKER / "Dockerfile.vllm").read_text(encoding="utf-8")
+    assert {setup.VLLM, setup.LMCACHE} <= set(re.findall(r"[\w-]+==[\w.]+", text))
+    pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    versions = dict(line.split("==") for line in pinned if "==" in line)
+    for name in setup.LMCACHE_NEEDS:
+        assert f"{name}=={versions[name]}" in text
+    assert " ".join(("pip uninstall --yes", *setup.UNUSABLE)) in text
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
