@@ -41,9 +41,17 @@ class Image:
     exposed: frozenset[int]
 
 
+class _Loader(yaml.SafeLoader):
+    """Knows Compose's tag for what an override takes away."""
+
+
+RESET = object()
+_Loader.add_constructor("!reset", lambda loader, node: RESET)
+
+
 def read_yaml(path: Path) -> Any:
-    """One document."""
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
+    """One document; what an override takes away is RESET."""
+    return yaml.load(path.read_text(encoding="utf-8"), _Loader)
 
 
 def read_compose(*names: str) -> dict[str, Any]:
@@ -60,8 +68,11 @@ def _read_compose(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _merge(key: str, old: Any, new: Any) -> Any:
+    if isinstance(old, list) and isinstance(new, Mapping):
+        old = dict.fromkeys(old)  # networks, in short
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        return {**old, **{name: _merge(name, old[name], new[name]) if name in old else new[name] for name in new}}
+        both = {**old, **{name: _merge(name, old[name], new[name]) if name in old else new[name] for name in new}}
+        return {name: value for name, value in both.items() if value is not RESET}
     if isinstance(old, list) and isinstance(new, list) and key not in REPLACED:
         if key == "volumes":
             taken = {volume.split(":")[1] for volume in new}
@@ -98,8 +109,8 @@ def image_of(service: Mapping[str, Any]) -> Image | None:
 def argv_of(service: Mapping[str, Any]) -> list[str]:
     """What the service's process is started with."""
     image = image_of(service)
-    given = service.get("command") or (image.command if image else [])
-    return [*(image.entrypoint if image else []), *given]
+    entrypoint = service.get("entrypoint") or (image.entrypoint if image else [])
+    return [*entrypoint, *(service.get("command") or (image.command if image else []))]
 
 
 def parse_pdd(argv: Sequence[str]) -> tuple[str, argparse.Namespace]:
@@ -129,7 +140,7 @@ def ports_of(service: Mapping[str, Any]) -> set[int]:
             return {STORE_PORT}
         case ["pdd", *_]:
             return _pdd_ports(*parse_pdd(argv))
-        case ["python", "-m", "vllm.entrypoints.openai.api_server", *_]:
+        case ["python" | "python3", "-m", "vllm.entrypoints.openai.api_server", *_]:
             events = json.loads(option(argv, "--kv-events-config"))
             return {int(option(argv, "--port")), _port(events["endpoint"]), _port(events["replay_endpoint"])}
         case ["python", "-m", "lmcache.cli.main", *_]:
