@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.settings import parse_settings
+from gateway.tenancy import check_exposure
 from tests.docker.files import DOCKER, ROOT, host_port, parse_pdd, read_image, read_yaml
 from tests.docker.paths import served_paths
 
@@ -112,6 +113,7 @@ def _project_version() -> str:
 def test_settings_are_accepted() -> None:
     """The gateway takes the ConfigMap's file."""
     settings = parse_settings(read_yaml(FOLDER / "gateway" / "gateway.yaml"))
+    check_exposure(settings, settings.listen.rpartition(":")[0])
     assert settings.redis_url is None
     assert {engine.role for engine in settings.engines} == {"P", "RLD", "MD"}
 
