@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import uvicorn
@@ -18,6 +20,57 @@ KEEP_ALIVE_S = 75
 
 class CannotListen(Exception):
     """The address is not free, or not this machine's; the message says which."""
+
+
+class BadTls(Exception):
+    """A certificate or a key cannot be used; ``key`` names which file."""
+
+    def __init__(self, key: str, reason: str) -> None:
+        super().__init__(f"{key}: {reason}")
+        self.key = key
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate and private key as PEM files. ``client_ca_file``: clients must show a certificate signed by it."""
+
+    cert_file: str
+    key_file: str
+    client_ca_file: str | None = None
+
+    def check(self) -> None:
+        """Read the files. Raises BadTls."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        for key, path in (("cert_file", self.cert_file), ("key_file", self.key_file)):
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:
+                raise BadTls(key, f"cannot read {path}: {error.strerror}") from None
+        try:
+            # A key with a password would be asked for at a terminal.
+            context.load_cert_chain(self.cert_file, self.key_file, password="")
+        except ssl.SSLError as error:
+            raise BadTls("cert_file", f"no certificate that fits the private key: {error.reason}") from None
+        if self.client_ca_file is not None:
+            try:
+                context.load_verify_locations(self.client_ca_file)
+            except OSError as error:
+                raise BadTls("client_ca_file", f"no certificates: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An application and where it is served. ``label``: what is said before the address once it listens."""
+
+    app: ASGIApp
+    listener: socket.socket
+    http: Callable[..., asyncio.Protocol] | Literal["auto"] = "auto"
+    """Takes the place of uvicorn's own protocol class."""
+    tls: Tls | None = None
+    keep_alive_s: int = KEEP_ALIVE_S
+    """How long a connection without a request stays open."""
+    label: str = "listening on"
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -38,28 +91,18 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(
-    app: ASGIApp,
-    listener: socket.socket,
-    on_stop: Callable[[], None],
-    *,
-    grace_s: int = SHUTDOWN_GRACE_S,
-    http: type[asyncio.Protocol] | Literal["auto"] = "auto",
+    app: ASGIApp, listener: socket.socket, on_stop: Callable[[], None], *, grace_s: int = SHUTDOWN_GRACE_S
 ) -> None:
-    """Serve ``app`` until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end.
+    """Serve one application; see ``serve_sites``."""
+    await serve_sites(Site(app, listener), on_stop=on_stop, grace_s=grace_s)
 
-    Answers that still run ``grace_s`` later are cut off. ``http`` takes the place of uvicorn's own protocol class.
+
+async def serve_sites(main: Site, *beside: Site, on_stop: Callable[[], None], grace_s: int = SHUTDOWN_GRACE_S) -> None:
+    """Serve until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end.
+
+    Answers that still run ``grace_s`` later are cut off. The sites ``beside`` the main one end after it.
     """
-    config = uvicorn.Config(
-        app,
-        http=http,
-        log_config=None,
-        log_level="warning",
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=grace_s,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-    server = _Server(config)
+    server, others = _Server(main, grace_s), [_Server(site, SHUTDOWN_GRACE_S) for site in beside]
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
@@ -69,15 +112,51 @@ async def serve(
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stop)
     try:
-        await server.serve(sockets=[listener])
+        async with asyncio.TaskGroup() as group:
+            for other in others:
+                group.create_task(other.run_to_end())
+            await server.run_to_end()
+            for other in others:
+                other.should_exit = True
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(signum)
-        listener.close()
+        for site in (main, *beside):
+            site.listener.close()
+
+
+def make_config(site: Site, grace_s: int = SHUTDOWN_GRACE_S) -> uvicorn.Config:
+    """Return uvicorn's configuration for a site. Nothing that a client says of its address is believed here."""
+    tls = site.tls
+    return uvicorn.Config(
+        site.app,
+        http=site.http,  # type: ignore[arg-type]  # called like a class, and nothing else is asked of it
+        ws="none",
+        log_config=None,
+        log_level="error",
+        access_log=False,
+        lifespan="off",
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=grace_s,
+        timeout_keep_alive=site.keep_alive_s,
+        ssl_certfile=tls.cert_file if tls else None,
+        ssl_keyfile=tls.key_file if tls else None,
+        ssl_ca_certs=tls.client_ca_file if tls else None,
+        ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.client_ca_file else ssl.CERT_NONE,
+    )
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with the signals left to ``serve`` and the address told once it listens."""
+    """uvicorn's server, with the signals left to ``serve_sites`` and the address told once it listens."""
+
+    def __init__(self, site: Site, grace_s: int) -> None:
+        super().__init__(make_config(site, grace_s))
+        self._site = site
+
+    async def run_to_end(self) -> None:
+        """Serve until ``should_exit``."""
+        await self.serve(sockets=[self._site.listener])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,8 +166,8 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say where."""
         await super().startup(sockets=sockets)
-        for listener in sockets or []:
-            sys.stdout.write(f"listening on http://{_spell(listener.getsockname())}\n")
+        scheme = "https" if self._site.tls else "http"
+        sys.stdout.write(f"{self._site.label} {scheme}://{_spell(self._site.listener.getsockname())}\n")
         sys.stdout.flush()
 
 

@@ -182,6 +182,7 @@ class Gateway:
     def _build_app(self) -> ASGIApp:
         limits = Limits(
             body_bytes=self._settings.limits.max_body_bytes,
+            body_timeout_s=self._settings.limits.body_timeout_s,
             write_timeout_s=self._settings.limits.write_timeout_s,
         )
         state = ApiState(

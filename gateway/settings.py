@@ -1,5 +1,6 @@
 """The gateway's configuration file: read once, checked whole, refused with the key's name."""
 
+import ipaddress
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1
 Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class BadSettings(Exception):
@@ -169,6 +171,32 @@ class LimitSettings(Section, frozen=True):
     write_timeout_s: Annotated[Positive, Meta(description="A client that takes nothing for this long is cut off.")] = (
         120.0
     )
+    body_timeout_s: Annotated[
+        Positive, Meta(description="A body that is not there whole after this long is a 408.")
+    ] = 120.0
+    head_timeout_s: Annotated[
+        Positive,
+        Meta(description="The same for a request's line and headers, and for a new connection's first request."),
+    ] = 30.0
+    keep_alive_s: Annotated[
+        Count,
+        Meta(
+            description="How long a connection may be idle. Longer than the load balancer's, so that it closes first."
+        ),
+    ] = 75
+    max_connections: Annotated[
+        Count, Meta(description="Open connections; beyond, the longest idle one is closed for a new one.")
+    ] = 10_000
+
+
+class TlsSettings(Section, frozen=True):
+    """TLS on all listeners. PEM files."""
+
+    cert_file: Annotated[str, Meta(min_length=1, description="Certificate, followed by its chain.")]
+    key_file: Annotated[str, Meta(min_length=1, description="Its private key, without a password.")]
+    client_ca_file: Annotated[
+        str | None, Meta(description="Clients must show a certificate signed by one of these. null: none is asked for.")
+    ] = None
 
 
 class AuthSettings(Section, frozen=True):
@@ -218,6 +246,14 @@ class Settings(Section, frozen=True):
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    tls: TlsSettings | None = None
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Networks (as 10.0.0.0/8) of proxies whose X-Forwarded-For is believed; from others it is "
+            "ignored."
+        ),
+    ] = ()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
     canary_interval_s: Annotated[
         float,
@@ -263,7 +299,19 @@ def parse_settings(raw: Any) -> Settings:
         raise BadSettings(str(error)) from None
     _check_references(settings)
     _check_auth(settings.auth)
+    find_proxies(settings)
     return settings
+
+
+def find_proxies(settings: Settings) -> tuple[Network, ...]:
+    """Return the networks of the proxies that are believed. Raises BadSettings."""
+    networks = []
+    for number, text in enumerate(settings.trusted_proxies):
+        try:
+            networks.append(ipaddress.ip_network(text))
+        except ValueError as error:
+            raise BadSettings(f"trusted_proxies[{number}]: {error}") from None
+    return tuple(networks)
 
 
 def find_redis(settings: Settings) -> str | None:

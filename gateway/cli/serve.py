@@ -2,7 +2,7 @@
 
 import argparse
 import asyncio
-import logging
+import functools
 import os
 import sys
 from pathlib import Path
@@ -11,10 +11,11 @@ import msgspec
 import uvloop
 
 from backends.lifetime import die_with_parent
-from backends.serving import CannotListen, bind, parse_listen, serve
-from gateway.api.edge import EdgeProtocol
+from backends.serving import BadTls, CannotListen, Site, Tls, bind, parse_listen, serve_sites
+from gateway.api.edge import Edge, EdgeProtocol
 from gateway.app import open_gateway
-from gateway.settings import BadSettings, Settings, load_rules, load_settings
+from gateway.settings import BadSettings, Settings, find_proxies, load_rules, load_settings
+from gateway.telemetry.logs import start_logging
 from gateway.tenancy import check_exposure
 
 
@@ -39,14 +40,12 @@ def run(args: argparse.Namespace) -> int:
         settings = load_settings(args.config)
         if args.rules is not None:
             settings = msgspec.structs.replace(settings, rules=load_rules(args.rules))
-        host, port = parse_listen(args.listen or settings.listen)
-        logging.basicConfig(
-            level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-        )
-        logging.getLogger("httpx").setLevel(logging.WARNING)
-        check_exposure(settings, host)
+        if args.listen is not None:
+            settings = msgspec.structs.replace(settings, listen=args.listen)
+        start_logging(settings.log_level, sys.stderr)
+        check_exposure(settings, parse_listen(settings.listen)[0])
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, host, port, has_rules=args.rules is not None))
+            runner.run(_serve(settings, has_rules=args.rules is not None))
     except (BadSettings, ValueError) as error:
         print(f"pdd serve: {error}", file=sys.stderr)
         return 2
@@ -56,7 +55,24 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(settings: Settings, host: str, port: int, has_rules: bool) -> None:
-    listener = bind(host, port)
+async def _serve(settings: Settings, has_rules: bool) -> None:
+    tls = read_tls(settings)
+    limits = settings.limits
+    edge = Edge(limits.head_timeout_s, limits.max_connections, find_proxies(settings))
+    protocol = functools.partial(EdgeProtocol, edge=edge)
+    listener = bind(*parse_listen(settings.listen))
     async with open_gateway(settings, has_rules) as gateway:
-        await serve(gateway.app, listener, on_stop=gateway.drain, grace_s=settings.drain_s, http=EdgeProtocol)
+        site = Site(gateway.app, listener, protocol, tls, limits.keep_alive_s)
+        await serve_sites(site, on_stop=gateway.drain, grace_s=settings.drain_s)
+
+
+def read_tls(settings: Settings) -> Tls | None:
+    """Return the files of TLS, which can be used; None: there are none. Raises BadSettings."""
+    if settings.tls is None:
+        return None
+    tls = Tls(settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file)
+    try:
+        tls.check()
+    except BadTls as error:
+        raise BadSettings(f"tls.{error}") from None
+    return tls
