@@ -21,6 +21,7 @@ class CacheBoundEngine:
         self._server = server
         self._boot_id: str | None = None
         self._server_boot_id: str | None = None
+        self._is_closed = False
         server.users += 1
 
     @property
@@ -45,9 +46,13 @@ class CacheBoundEngine:
         return found
 
     async def aclose(self) -> None:
-        """See ``Engine.aclose``."""
+        """See ``Engine.aclose``. The server's connections are closed with the last engine that uses it."""
         await self._engine.aclose()
-        await self._server.aclose()
+        if not self._is_closed:
+            self._is_closed = True
+            self._server.users -= 1
+            if self._server.users == 0:
+                await self._server.aclose()
 
     async def _check(self, boot_id: str | None) -> None:
         """Compare the server with the one that the engine registered with. Raises EngineUnavailable or EngineBroken."""

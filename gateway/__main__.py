@@ -10,6 +10,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "explain": ("gateway.cli.explain", "show what the gateway would do with a request, and why"),
     "index": ("gateway.cli.index", "show what the prefix index knows of the engines' caches"),
     "rules": ("gateway.cli.rules", "read, check, change and take back the live rules"),
+    "pool": ("gateway.cli.pool", "add, drain and remove engines and links while gateways run"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
     "bridge": ("backends.bridge.command", "run the KV bridge of a receiving region"),

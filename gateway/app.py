@@ -15,15 +15,13 @@ from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
-from gateway.build import build_instances, build_link, load_models, model_facts
+from gateway.build import load_models, model_facts
 from gateway.control.canaries import CanaryWatch, NoWay
 from gateway.control.canary import Crossing
-from gateway.control.health import HealthWatch
 from gateway.control.learning import Learning
 from gateway.control.ledger import Ledger
-from gateway.control.links import Links
 from gateway.control.live import LiveDocuments
-from gateway.control.pools import Instance, Pools
+from gateway.control.pools import Instance
 from gateway.control.rulebook import RULES, RuleBook
 from gateway.control.sessions import Sessions
 from gateway.index.metered import MeteredIndex
@@ -34,11 +32,12 @@ from gateway.passthrough.build import build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
-from gateway.relay.service import RelayService, store_id
-from gateway.settings import BadSettings, Settings, find_redis
+from gateway.relay.service import RelayService
+from gateway.settings import BadSettings, EngineSettings, Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
+from gateway.topology import TOPOLOGY, LiveTopology
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -84,11 +83,11 @@ class Gateway:
             self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner()
         self.timelines = Timelines(time.monotonic)
-        self.pools = Pools(build_instances(settings.engines), time.monotonic)
-        links = {(link.source, link.dest): build_link(link, self.pools) for link in settings.links}
-        self.links = Links(links, 1.0)
         self.index = MeteredIndex(index, self.metrics.registry)
-        self._watch = HealthWatch(list(self.pools.instances), settings.health_interval_s, self._on_known)
+        self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
+        self.pools, self.links = self.topology.pools, self.topology.links
+        if self.live is not None:
+            self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
@@ -125,8 +124,6 @@ class Gateway:
         stack = self._stack
         for served in self.served.values():
             stack.callback(served.close)
-        for instance in self.pools.instances:
-            stack.push_async_callback(instance.engine.aclose)
         await self.index.start()
         stack.push_async_callback(self.index.aclose)
         stack.push_async_callback(self.aligner.aclose)
@@ -138,10 +135,8 @@ class Gateway:
         if self.live is not None:
             await self.live.start()
             stack.push_async_callback(self.live.aclose)
-        await self.links.start()
-        stack.push_async_callback(self.links.aclose)
-        await self._watch.start()
-        stack.push_async_callback(self._watch.aclose)
+        stack.push_async_callback(self.topology.aclose)
+        await self.topology.start()
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
@@ -149,7 +144,6 @@ class Gateway:
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
         stack.push_async_callback(self.passing.servers.aclose)
-        self._track_stores()
         for line in self.find_missing():
             log.warning("not ready: %s", line)
         return self
@@ -212,7 +206,7 @@ class Gateway:
         return found[0].as_dict() if found else None
 
     async def _show_rules(self) -> Mapping[str, Any]:
-        return {} if self.live is None else await self.live.describe(RULES)
+        return {} if self.live is None else await self.live.describe(RULES, TOPOLOGY)
 
     def _follow_documents(self, redis_url: str) -> LiveDocuments:
         refused = self.metrics.documents_refused
@@ -220,6 +214,8 @@ class Gateway:
 
     def _render_metrics(self) -> tuple[bytes, str]:
         now_s = self.pools.clock()
+        for gauge in self.metrics.by_instance:
+            gauge.clear()
         for instance in self.pools.instances:
             labels = (instance.spec.id, instance.spec.role.value)
             self.metrics.instance_up.labels(*labels).set(instance.usable(now_s))
@@ -240,9 +236,8 @@ class Gateway:
         self.tenancy.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 
-    def _on_known(self, instance: Instance) -> None:
+    def _on_known(self, instance: Instance, settings: EngineSettings) -> None:
         """An engine process has told what it is: follow its cache."""
-        settings = next(engine for engine in self._settings.engines if engine.id == instance.spec.id)
         found = instance.capabilities
         if settings.kv_events == "auto":
             sources = tuple(EventSource(*pair) for pair in (found.event_sources if found else ()))
@@ -270,11 +265,6 @@ class Gateway:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
         return Crossing(link.path, link.dialect, kv_name, link.chunk_tokens)
-
-    def _track_stores(self) -> None:
-        for link in self._settings.links:
-            for model in self.served:
-                self.index.add_instance(CacheSpec(store_id(link.dest, model), model, link.chunk_tokens))
 
 
 def _describe(instance: Instance) -> str:

@@ -1,6 +1,6 @@
 """Builds models, instances and links from their settings."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from backends.adapters import BadEngine, EngineSpec, build_engine
@@ -48,14 +48,11 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     }
 
 
-def build_instances(engines: Sequence[EngineSettings]) -> list[Instance]:
-    """Build all instances; none is asked yet. Raises BadSettings."""
-    urls = {engine.cache_server for engine in engines if engine.cache_server is not None}
-    cache_servers = {url: CacheServer(url) for url in urls}
-    return [_build_instance(engine, cache_servers) for engine in engines]
+def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]) -> Instance:
+    """Build an instance, which is not asked yet. Raises BadSettings.
 
-
-def _build_instance(engine: EngineSettings, cache_servers: Mapping[str, CacheServer]) -> Instance:
+    ``cache_servers``: those that engines share, by URL; a new one is added.
+    """
     key = read_key(f"engines[{engine.id}].api_key_env", engine.api_key_env)
     curve = None
     if engine.prefill_curve is not None:
@@ -83,7 +80,10 @@ def _build_instance(engine: EngineSettings, cache_servers: Mapping[str, CacheSer
     if engine.abort_grace_s:
         adapter = PatientEngine(adapter, engine.abort_grace_s)
     if engine.cache_server is not None:
-        adapter = CacheBoundEngine(adapter, cache_servers[engine.cache_server])
+        server = cache_servers.get(engine.cache_server)
+        if server is None:
+            server = cache_servers[engine.cache_server] = CacheServer(engine.cache_server)
+        adapter = CacheBoundEngine(adapter, server)
     return Instance(spec, adapter)
 
 

@@ -297,7 +297,7 @@ def parse_settings(raw: Any) -> Settings:
         settings = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
         raise BadSettings(str(error)) from None
-    _check_references(settings)
+    check_references(settings)
     _check_auth(settings.auth)
     find_proxies(settings)
     return settings
@@ -336,7 +336,8 @@ def _check_auth(auth: AuthSettings) -> None:
         raise BadSettings("auth.open: keys are asked for, as there is a secret")
 
 
-def _check_references(settings: Settings) -> None:
+def check_references(settings: Settings) -> None:
+    """Check that names lead to something, and that nothing stands twice. Raises BadSettings."""
     models = _unique("models[].name", [model.name for model in settings.models])
     _unique("engines[].id", [engine.id for engine in settings.engines])
     _unique("links[]", [f"{link.source}->{link.dest}" for link in settings.links])

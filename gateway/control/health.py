@@ -7,6 +7,7 @@ from collections.abc import Callable
 from backends.errors import BackendError
 from backends.types import Capabilities, EngineLoad
 from gateway.control.pools import Instance
+from gateway.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 
@@ -25,18 +26,32 @@ class HealthWatch:
         self._instances = instances
         self._interval_s = interval_s
         self._on_known = on_known
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet()
+        self._watched: set[int] | None = None
+        """Instances that have a task, by their identity; None before the start."""
 
     async def start(self) -> None:
         """Ask every instance once, then go on watching in the background."""
         await asyncio.gather(*(self.check(instance) for instance in self._instances))
-        self._tasks = [asyncio.create_task(self._watch(instance)) for instance in self._instances]
+        self._watched = {id(instance) for instance in self._instances}
+        for instance in self._instances:
+            self._tasks.start(str(id(instance)), self._watch(instance, self._interval_s))
 
     async def aclose(self) -> None:
         """Stop watching."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.aclose()
+
+    def follow(self, instances: list[Instance]) -> None:
+        """Watch these instances from now on and no others; new ones are asked at once."""
+        self._instances = instances
+        if self._watched is None:
+            return
+        for gone in self._watched - {id(instance) for instance in instances}:
+            self._tasks.end(str(gone))
+        for instance in instances:
+            if id(instance) not in self._watched:
+                self._tasks.start(str(id(instance)), self._watch(instance, 0.0))
+        self._watched = {id(instance) for instance in instances}
 
     async def check(self, instance: Instance) -> None:
         """Probe an instance if it is not known to live, or if its process is another one; read its load."""
@@ -66,10 +81,11 @@ class HealthWatch:
         instance.quarantined_until_s = 0.0
         log.info("instance %s is ready", instance.spec.id)
 
-    async def _watch(self, instance: Instance) -> None:
+    async def _watch(self, instance: Instance, first_after_s: float) -> None:
+        await asyncio.sleep(first_after_s)
         while True:
-            await asyncio.sleep(self._interval_s)
             await self.check(instance)
+            await asyncio.sleep(self._interval_s)
 
 
 def _is_another(known: Capabilities | None, load: EngineLoad) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol
 from backends.base import KvPath
 from backends.bridge.wire import LinkState
 from backends.errors import BackendError
+from gateway.tasks import TaskSet
 from policies.types import LinkView
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,22 @@ class Links:
     def __init__(self, links: Mapping[tuple[str, str], Link], interval_s: float) -> None:
         self._links = links
         self._interval_s = interval_s
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskSet()
+        self._is_started = False
+        self._left: list[Link] = []
+
+    def replace(self, links: Mapping[tuple[str, str], Link]) -> None:
+        """Offer other links from now on; new ones are asked at once. What crosses those that leave goes on crossing."""
+        kept = {id(link) for link in links.values()}
+        left = [link for link in self._links.values() if id(link) not in kept]
+        new = [link for link in links.values() if all(link is not old for old in self._links.values())]
+        self._left += left
+        self._links = links
+        for link in left:
+            self._tasks.end(str(id(link)))
+        if self._is_started:
+            for link in new:
+                self._tasks.start(str(id(link)), self._watch(link, 0.0))
 
     def get(self, source: str, dest: str) -> Link | None:
         """The link between two regions, if there is one."""
@@ -91,7 +107,9 @@ class Links:
     async def start(self) -> None:
         """Ask every bridge once, then go on in the background."""
         await self.refresh()
-        self._tasks = [asyncio.create_task(self._watch(link)) for link in self._links.values()]
+        self._is_started = True
+        for link in self._links.values():
+            self._tasks.start(str(id(link)), self._watch(link, self._interval_s))
 
     async def refresh(self) -> None:
         """Ask every bridge now."""
@@ -99,10 +117,8 @@ class Links:
 
     async def aclose(self) -> None:
         """Stop asking, and let the paths go."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for link in self._links.values():
+        await self._tasks.aclose()
+        for link in [*self._links.values(), *self._left]:
             await link.path.aclose()
 
     async def _ask(self, link: Link) -> None:
@@ -119,7 +135,8 @@ class Links:
             log.info("the KV path %s->%s answers", link.source, link.dest)
         link.state = state
 
-    async def _watch(self, link: Link) -> None:
+    async def _watch(self, link: Link, first_after_s: float) -> None:
+        await asyncio.sleep(first_after_s)
         while True:
-            await asyncio.sleep(self._interval_s)
             await self._ask(link)
+            await asyncio.sleep(self._interval_s)

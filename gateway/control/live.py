@@ -20,7 +20,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from gateway.control.documents import Ack, Changes, Document, DocumentStore, Key, Refusal, connect
-from gateway.index.tasks import TaskSet
+from gateway.tasks import TaskSet
 
 log = logging.getLogger(__name__)
 

@@ -57,6 +57,7 @@ class Instance:
     """Other than "" for one whose greedy ids differ from what its peers make of the same prompt."""
     leaks_salts: bool = False
     """It took KV of one cache salt for a prompt with another."""
+    _on_idle: Callable[[], object] | None = None
     _seen: tuple[object, ...] = ()
     _view: InstanceView | None = None
 
@@ -68,6 +69,18 @@ class Instance:
             yield
         finally:
             self.in_flight -= 1
+            self._tell_idle()
+
+    def retire(self, on_idle: Callable[[], object]) -> None:
+        """Take no more legs; ``on_idle`` is called once none runs, now or later."""
+        self.draining, self.reachable, self.last_error = True, False, "removed"
+        self._on_idle = on_idle
+        self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        if self._on_idle is not None and self.in_flight == 0:
+            on_idle, self._on_idle = self._on_idle, None
+            on_idle()
 
     def fit(self, leg: LegRequest) -> LegRequest:
         """Leave out of a leg what this engine would refuse."""
@@ -83,9 +96,13 @@ class Instance:
         if tokens > 1 and took_s > 0:
             self.itl_s = _blend(self.itl_s, took_s / (tokens - 1))
 
+    def alive(self, now_s: float) -> bool:
+        """Whether legs may go to it of requests that were given to it before."""
+        return self.reachable and now_s >= self.quarantined_until_s
+
     def usable(self, now_s: float) -> bool:
-        """Whether new legs may go to it."""
-        return self.reachable and not self.draining and now_s >= self.quarantined_until_s
+        """Whether new requests may go to it."""
+        return self.alive(now_s) and not self.draining
 
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
@@ -128,6 +145,11 @@ class Pools:
 
     def __post_init__(self) -> None:
         self._by_id = {instance.spec.id: instance for instance in self.instances}
+
+    def replace(self, instances: Sequence[Instance]) -> None:
+        """Offer other instances from now on. Those that leave are still found by id: requests may run there."""
+        self.instances = instances
+        self._by_id = self._by_id | {instance.spec.id: instance for instance in instances}
 
     def __getitem__(self, instance_id: str) -> Instance:
         return self._by_id[instance_id]

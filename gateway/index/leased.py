@@ -14,8 +14,8 @@ from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
 from gateway.index.mirror import Mirror
 from gateway.index.store import ModelStore
-from gateway.index.tasks import TaskSet
 from gateway.index.types import InstanceSpec
+from gateway.tasks import TaskSet
 
 _MEND_PAUSE_S = (30.0, 3600.0)
 

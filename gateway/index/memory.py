@@ -11,8 +11,8 @@ from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
 from gateway.index.local import LocalIndex
 from gateway.index.mirror import Mirror
-from gateway.index.tasks import TaskSet
 from gateway.index.types import IndexStats, InstanceSpec
+from gateway.tasks import TaskSet
 
 _ENDPOINT_RETRY_S = 5.0
 

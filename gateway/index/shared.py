@@ -15,8 +15,8 @@ from gateway.index.ingest import IngestTimes
 from gateway.index.leased import LeasedIngest
 from gateway.index.local import LocalIndex
 from gateway.index.store import ModelStore, StoreLimits
-from gateway.index.tasks import TaskSet
 from gateway.index.types import IndexStats, InstanceSpec
+from gateway.tasks import TaskSet
 
 _NOTES_QUEUED = 1_000
 _CONNECT_TIMEOUT_S = 2.0

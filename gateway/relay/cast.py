@@ -40,7 +40,7 @@ class Cast:
         """Give the instance for a new leg; None: there is none just now."""
         now_s = self._pools.clock()
         kept = self._chosen.get(role)
-        if kept is not None and kept not in self._failed and self._pools[kept].usable(now_s):
+        if kept is not None and kept not in self._failed and self._pools[kept].alive(now_s):
             return self._pools[kept]
         region, own_role = self._regions.get(role), self._roles.get(role, role)
         candidates = [

@@ -102,6 +102,11 @@ class Metrics:
             "pdd_upstream_requests", "This process's requests at an upstream", ["upstream"], registry=registry
         )
 
+    @property
+    def by_instance(self) -> tuple[Gauge, ...]:
+        """What is told of each instance, as long as there is one."""
+        return self.instance_up, self.instance_legs, self.instance_differs, self.instance_leaks_salts
+
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""
         return generate_latest(self.registry)

@@ -95,6 +95,8 @@ class FakeEngine(AppServer):
         self.script = script or Script()
         self.scripts: deque[Script] = deque()
         self.calls: list[Call] = []
+        self.questions = 0
+        """Requests for anything but tokens: probes, loads."""
         self.boot_time = 1_790_000_000.25
         self.healthy = True
         self.loans = loans
@@ -115,6 +117,10 @@ class FakeEngine(AppServer):
         """Wait until no call is running."""
         await self._watch.until(lambda: not self.running)
 
+    async def questioned(self, times: int) -> None:
+        """Wait until it was asked ``times`` times in all how it is."""
+        await self._watch.until(lambda: self.questions >= times)
+
     async def sent(self, call: Call, tokens: int) -> None:
         """Wait until ``call`` was sent ``tokens`` ids."""
         await self._watch.until(lambda: len(call.ids) >= tokens)
@@ -132,6 +138,8 @@ class FakeEngine(AppServer):
             else:
                 await answer(send, 405, {"detail": "Method Not Allowed"})
         else:
+            self.questions += 1
+            self._watch.changed()
             await self._small(scope["path"], send)
 
     async def _small(self, path: str, send: Send) -> None:

@@ -31,7 +31,7 @@ class TaskSet:
     def _settle(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            _log.error("a background task of the index failed", exc_info=task.exception())
+            _log.error("a background task failed", exc_info=task.exception())
 
     async def aclose(self) -> None:
         """Cancel all tasks and wait for their end."""

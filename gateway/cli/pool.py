@@ -1,0 +1,150 @@
+"""``pdd pool``: engines and links added, drained and removed while every gateway runs on."""
+
+import argparse
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gateway.cli.operate import (
+    REPLY_TIMEOUT_S,
+    CannotOperate,
+    add_change,
+    add_place,
+    announce,
+    find_author,
+    open_store,
+    read_settings,
+    read_value,
+    run_change,
+)
+from gateway.control.documents import DocumentStore
+from gateway.settings import BadSettings, Settings
+from gateway.topology import FLEET, TOPOLOGY, Topology, overlay, read_topology
+
+Body = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the subcommands."""
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def add(name: str, text: str, what: str | None = None) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=text, description=text)
+        if what is not None:
+            verb.add_argument("ids", nargs="+", metavar=what)
+        add_place(verb)
+        if name != "list":
+            add_change(verb)
+        return verb
+
+    add("list", "list engines and links; with --config those of the configuration too")
+    new = add("add", "add engines and links, or put others in their place")
+    new.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON with `engines` and `links` lists; -: stdin")
+    add("drain", "give engines no new requests; running ones go on to their end", "ID")
+    add("undrain", "give engines requests again", "ID")
+    add("remove", "take engines or links (SOURCE->DEST) out; running requests go on to their end", "ID")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run one subcommand; the exit status."""
+
+    async def work() -> None:
+        async with open_store(args) as store:
+            async with asyncio.timeout(REPLY_TIMEOUT_S + (getattr(args, "wait", None) or 0.0)):
+                await (print_fleet(store, args) if args.verb == "list" else change(store, args))
+
+    return run_change("pool", work)
+
+
+async def print_fleet(store: DocumentStore, args: argparse.Namespace) -> None:
+    """Print a line for each engine and link."""
+    topology = read_topology((await read_body(store))[0])
+    settings = read_settings(args)
+    print("\n".join(describe(topology, settings)) or "no changes to any configuration")
+
+
+async def read_body(store: DocumentStore) -> tuple[Body, int]:
+    """Return the present document and its version; an empty one where there is none."""
+    document = await store.get(TOPOLOGY, FLEET)
+    return ({}, 0) if document is None else (document.value, document.version)
+
+
+async def change(store: DocumentStore, args: argparse.Namespace) -> None:
+    """Change the document as the subcommand says. Raises CannotOperate, Conflict."""
+    body, version = await read_body(store)
+    new = EDITS[args.verb](body, args)
+    settings = read_settings(args)
+    try:
+        topology = read_topology(new)
+        if settings is not None:
+            overlay(settings, topology)
+    except BadSettings as error:
+        raise CannotOperate(f"refused, nothing was changed: {error}") from None
+    expected = version if args.expect_version is None else args.expect_version
+    document = await store.put(TOPOLOGY, FLEET, new, author=find_author(args), expected_version=expected)
+    await announce(store, document, args)
+
+
+def _add(body: Body, args: argparse.Namespace) -> Body:
+    value = read_value(args.file)
+    if not isinstance(value, dict) or not value or not value.keys() <= {"engines", "links"}:
+        raise CannotOperate("the file must hold `engines` or `links`, or both, each a list")
+    try:
+        engines = {str(engine["id"]): engine for engine in value.get("engines") or ()}
+        links = {f"{link['source']}->{link['dest']}": link for link in value.get("links") or ()}
+    except (KeyError, TypeError):
+        raise CannotOperate("each engine needs an id, each link a source and a dest") from None
+    return body | {
+        "engines": body.get("engines", {}) | engines,
+        "links": body.get("links", {}) | links,
+        "draining": [id_ for id_ in body.get("draining", ()) if id_ not in engines],
+    }
+
+
+def _remove(body: Body, args: argparse.Namespace) -> Body:
+    links = dict.fromkeys(id_ for id_ in args.ids if "->" in id_)
+    engines = dict.fromkeys(id_ for id_ in args.ids if "->" not in id_)
+    return body | {
+        "engines": body.get("engines", {}) | engines,
+        "links": body.get("links", {}) | links,
+        "draining": [id_ for id_ in body.get("draining", ()) if id_ not in engines],
+    }
+
+
+def _drain(body: Body, args: argparse.Namespace) -> Body:
+    return body | {"draining": sorted({*body.get("draining", ()), *args.ids})}
+
+
+def _undrain(body: Body, args: argparse.Namespace) -> Body:
+    return body | {"draining": [id_ for id_ in body.get("draining", ()) if id_ not in args.ids]}
+
+
+EDITS: dict[str, Callable[[Body, argparse.Namespace], Body]] = {
+    "add": _add,
+    "drain": _drain,
+    "undrain": _undrain,
+    "remove": _remove,
+}
+
+
+def describe(topology: Topology, settings: Settings | None) -> Iterator[str]:
+    """Yield a line for each engine and link: where it is, and whether the document says something of it."""
+    engines = {engine.id: engine for engine in settings.engines} if settings else {}
+    for id_, engine in (engines | topology.engines).items():
+        notes = ["drains"] if id_ in topology.draining else []
+        if id_ in topology.engines:
+            notes.append("removed" if engine is None else "changed" if id_ in engines else "added")
+        where = "" if engine is None else f"  {engine.role}  {engine.model}  {engine.region}  {engine.url}"
+        yield f"{id_}{where}{_listed(notes)}"
+    for id_ in topology.draining:
+        if id_ not in engines | topology.engines:
+            yield f"{id_}{_listed(['drains'])}"
+    links = {f"{link.source}->{link.dest}": link for link in settings.links} if settings else {}
+    for name, link in (links | topology.links).items():
+        notes = ["removed" if link is None else "changed" if name in links else "added"]
+        yield f"{name}{_listed(notes if name in topology.links else [])}"
+
+
+def _listed(notes: list[str]) -> str:
+    return f"  ({', '.join(notes)})" if notes else ""
