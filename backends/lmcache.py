@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import msgspec
 
-from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable
+from backends.errors import BackendError, EngineBroken, EngineUnavailable
 from backends.stream import Origin
 
 Answer = TypeVar("Answer")
@@ -50,8 +50,8 @@ class CacheServer:
                 text = await response.body()
             finally:
                 await response.aclose()
-        except EngineTimeout:
-            raise EngineUnavailable(f"the LMCache server did not answer {path} in time") from None
+        except BackendError as error:
+            raise EngineUnavailable(f"its LMCache server is away: {error}") from None
         if response.status >= 300:
             raise EngineUnavailable(f"the LMCache server answered {path} with {response.status}")
         return _decode(text, path, answer)

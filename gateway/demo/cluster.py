@@ -24,6 +24,7 @@ from gateway.demo.processes import Child, DemoFailed, pdd
 MODEL = "demo"
 KV_CHUNK_TOKENS = 64
 STORE_BYTES = 2 << 30
+CONTROL_TIMEOUT_S = 30.0
 ROLES = ("p", "rld", "md")
 
 
@@ -139,17 +140,17 @@ class Cluster:
 
     async def taken_from_store(self, name: str) -> int:
         """Prompt tokens whose KV an engine took from its region's store since it started."""
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
             page = (await client.get(f"{self.children[name].url}/metrics")).text
         return int(sum(read_samples(page, "vllm:external_prefix_cache_hits_total")))
 
     async def _wan_stats(self) -> dict[str, Any]:
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
             return dict((await client.get(f"{self.children['wan'].url}/stats")).json())
 
     async def control_wan(self, verb: str, **body: Any) -> None:
         """Stall, cut, heal or set the link."""
-        async with httpx.AsyncClient() as client:
+        async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
             (await client.post(f"{self.children['wan'].url}/{verb}", json=body)).raise_for_status()
 
     def settings(self, listen: str, kv_bytes_per_token: int) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from tests.integration.regions import eventually
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SERVER = """
-import http.server, multiprocessing.shared_memory, pathlib, subprocess, sys
+import http.server, multiprocessing, multiprocessing.shared_memory, pathlib, subprocess, sys
+semaphore = multiprocessing.get_context("spawn").Semaphore()
+pathlib.Path(sys.argv[2] + ".semaphore").write_text("/dev/shm/sem." + semaphore._semlock.name.lstrip("/"))
 segment = multiprocessing.shared_memory.SharedMemory(create=True, size=4096)
 pathlib.Path(sys.argv[2] + ".segment").write_text("/dev/shm/" + segment.name)
 sleeper = subprocess.Popen(["sleep", "600"])
@@ -43,8 +45,8 @@ def _lives(pid: int) -> bool:
 
 async def _ends(folder: Path) -> bool:
     async def is_gone() -> bool:
-        segment = (folder / "sleeper.segment").read_text()
-        return not _lives(int((folder / "sleeper").read_text())) and not os.path.exists(segment)  # noqa: ASYNC240
+        shared = [(folder / f"sleeper.{kind}").read_text() for kind in ("segment", "semaphore")]
+        return not _lives(int((folder / "sleeper").read_text())) and not any(map(os.path.exists, shared))
 
     return await eventually(is_gone, 20.0)
 
@@ -67,6 +69,7 @@ async def test_children_end_with_the_server(tmp_path: Path, end: Callable[[Group
     group = _group(tmp_path)
     await group.start()
     assert _lives(int((tmp_path / "sleeper").read_text()))
+    assert os.path.exists((tmp_path / "sleeper.semaphore").read_text())  # noqa: ASYNC240
     await end(group)
     assert await _ends(tmp_path)
     await group.stop()

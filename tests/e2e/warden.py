@@ -20,7 +20,9 @@ from backends.lifetime import die_with_parent
 GRACE_S = 6.0
 POLL_INTERVAL_S = 0.2
 ANSWER_TIMEOUT_S = 5.0
-_SEGMENT = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")
+SHARED = Path("/dev/shm")
+_MAPPED = re.compile(rf" (\d+) +{SHARED}/")
+"""Inode of a mapping: the C library opens semaphores under another name than they have in the end."""
 
 
 def main(url: str, ready_path: str, command: list[str]) -> None:
@@ -54,14 +56,14 @@ def main(url: str, ready_path: str, command: list[str]) -> None:
 
 def find_segments(group: int) -> set[Path]:
     """Files of shared memory that a process group's members use; a member that is killed leaves them behind."""
-    found: set[Path] = set()
+    inodes: set[int] = set()
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if os.getpgid(int(folder.name)) == group:
-                found |= {Path(name) for name in _SEGMENT.findall((folder / "maps").read_text())}
+                inodes |= {int(inode) for inode in _MAPPED.findall((folder / "maps").read_text())}
         except OSError:
             continue  # it has ended meanwhile, or is not ours
-    return found
+    return {path for path in SHARED.iterdir() if path.stat().st_ino in inodes} if inodes else set()
 
 
 class _Stopped(BaseException):

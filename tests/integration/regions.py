@@ -167,8 +167,12 @@ class Regions:
             links = self.gateway.links.views().values()
             return all(i.usable(now_s) for i in self.gateway.pools.instances) and all(link.up for link in links)
 
-        assert await eventually(is_so, 20)
-        assert await self.engines_idle(10)
+        if not await eventually(is_so, 20):
+            for instance in self.gateway.pools.instances:
+                if not instance.usable(time.monotonic()):
+                    await self.restart(instance.spec.id)
+            assert await eventually(is_so, 20)
+        assert await self.engines_idle(30)
 
     async def running(self) -> int:
         """Requests that run on any engine that lives."""
