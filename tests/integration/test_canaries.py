@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.regions import RELAYED, open_regions
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 async def test_real_engines_are_alike_and_mind_salts() -> None:
