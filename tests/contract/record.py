@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from redis.asyncio import Redis
 from zmq.asyncio import Context
 
 from backends.completions import encode_leg
+from backends.generate import GENERATE_PATH, encode_generate
 from backends.kv_subscriber import EventSource, EventSubscriber
 from backends.reference.demo_model import MODEL_DIR
 from backends.types import LegRequest, Sampling
@@ -38,6 +40,14 @@ async def main(venv: Path, out: Path) -> None:
             for name, leg in _legs().items():
                 reply = await client.post("/v1/completions", content=encode_leg(leg), headers=JSON)
                 write(f"{name}.http", f"{reply.status_code} {reply.headers['content-type']}\n".encode() + reply.content)
+            for name, leg in _generate_legs().items():
+                reply = await client.post(GENERATE_PATH, content=encode_generate(leg), headers=JSON)
+                write(f"{name}.http", f"{reply.status_code} {reply.headers['content-type']}\n".encode() + reply.content)
+            wrong = await client.get(GENERATE_PATH)
+            write(
+                "generate_by_get.http",
+                f"{wrong.status_code} {wrong.headers['content-type']}\n".encode() + wrong.content,
+            )
             for path in ("v1/models", "kv_event_sources"):
                 found = (await client.get(f"/{path}")).raise_for_status().content
                 write(f"{path.rpartition('/')[2]}.json", found.replace(str(cluster.folder).encode(), b"/run/pdd"))
@@ -65,6 +75,16 @@ def _legs() -> dict[str, LegRequest]:
         "completion_salted": LegRequest("r4", MODEL, SALTED, 1, sampling=greedy, cache_salt=SALT),
         "too_long": LegRequest("r5", MODEL, [5] * 9000, 1, sampling=greedy),
         "unknown_model": LegRequest("r6", "absent", PROMPT[:40], 1, sampling=greedy),
+    }
+
+
+def _generate_legs() -> dict[str, LegRequest]:
+    """Prompts of their own: the recorded KV events are those of the legs above."""
+    whole = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True, logprobs=2)
+    return {
+        "generate": LegRequest("r7", MODEL, PROMPT[:40], 8, sampling=replace(whole, logprobs=None)),
+        "generate_logprobs": LegRequest("r8", MODEL, PROMPT[:40], 4, sampling=whole),
+        "generate_too_long": LegRequest("r9", MODEL, [5] * 9000, 1, sampling=whole),
     }
 
 

@@ -83,6 +83,34 @@ def test_logprobs_by_token_id() -> None:
         assert len(token.top) == 2 and token.top[0] == (token.token_id, token.logprob)
 
 
+def test_token_endpoint_gives_what_completions_give() -> None:
+    """/inference/v1/generate makes the same greedy ids and logprobs, and counts them."""
+    chunks = _decode_stream("generate")
+    ids = [id_ for chunk in chunks for id_ in chunk.token_ids]
+    assert len(ids) == 8
+    assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
+    usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
+    assert (usage.prompt_tokens, usage.completion_tokens) == (40, 8)
+    by_text = [token for chunk in _decode_stream("completion_logprobs", 2) for token in chunk.logprobs or ()]
+    by_ids = [token for chunk in _decode_stream("generate_logprobs", 2) for token in chunk.logprobs or ()]
+    assert [token.token_id for token in by_ids] == [token.token_id for token in by_text] == ids[:4]
+    for one, other in zip(by_ids, by_text, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+        assert [id_ for id_, _ in one.top] == [id_ for id_, _ in other.top]
+
+
+def test_token_endpoint_is_known_by_its_method() -> None:
+    """A GET finds the path but not the method."""
+    assert _read_http("generate_by_get")[0] == 405
+
+
+def test_token_endpoint_refuses_in_the_stream() -> None:
+    """What completions refuse by status, the token endpoint refuses by its first event: the same to a leg."""
+    with pytest.raises(EngineRejected, match="maximum model length") as refused:
+        _decode_stream("generate_too_long")
+    assert refused.value.status == 400
+
+
 @pytest.mark.parametrize(("name", "status"), [("too_long", 400), ("unknown_model", 404)])
 def test_refusals(name: str, status: int) -> None:
     """A request that the engine refuses is the client's fault, with the engine's own words."""

@@ -151,6 +151,7 @@ def build_vllm(
     command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     command += ["--max-model-len", str(MAX_MODEL_TOKENS), "--dtype", plan.dtype, "--block-size", str(BLOCK_TOKENS)]
     command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--enable-prompt-tokens-details"]
+    command += ["--enable-scale-out"]  # /inference/v1/generate
     command += ["--kv-events-config", json.dumps(_events(cluster.folder, name))]
     command += ["--kv-transfer-config", json.dumps(transfer)]
     return Group(name, cluster.folder, f"http://127.0.0.1:{port}", "/health", command, environment)
