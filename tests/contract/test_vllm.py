@@ -106,9 +106,9 @@ def test_token_endpoint_is_known_by_its_method() -> None:
 
 def test_token_endpoint_refuses_in_the_stream() -> None:
     """What completions refuse by status, the token endpoint refuses by its first event: the same to a leg."""
-    with pytest.raises(EngineRejected, match="maximum model length") as refused:
+    with pytest.raises(EngineRejected) as refused:
         _decode_stream("generate_too_long")
-    assert refused.value.status == 400
+    assert refused.value.status == 400 and "maximum model length" in refused.value.message
 
 
 @pytest.mark.parametrize(("name", "status"), [("too_long", 400), ("unknown_model", 404)])
