@@ -13,7 +13,8 @@ from starlette.types import ASGIApp
 
 from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
-from gateway.api.app import ApiState, build_app
+from gateway.api.admin import Pages
+from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import Limits
 from gateway.build import load_models, model_facts
 from gateway.control.canaries import CanaryWatch, NoWay
@@ -24,6 +25,7 @@ from gateway.control.live import LiveDocuments
 from gateway.control.pools import Instance
 from gateway.control.rulebook import RULES, RuleBook
 from gateway.control.sessions import Sessions
+from gateway.exposure import find_doors
 from gateway.index.metered import MeteredIndex
 from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
@@ -63,7 +65,8 @@ async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIter
 
 
 class Gateway:
-    """Everything of one gateway process; ``app`` is served while the object is entered.
+    """Everything of one gateway process; ``app`` is served while the object is entered, and ``admin_app`` where the
+    settings give it an address.
 
     ``redis_url`` None: what is learnt is not shared with other processes, and only the settings tell the rules.
     ``has_rules``: those rules may be used also before Redis was asked for others. Raises BadSettings.
@@ -118,7 +121,10 @@ class Gateway:
         self.passing = build_passing(
             settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.gate
         )
+        self.pages = Pages(self.find_missing, self._find_timeline, self._render_metrics, self._show_rules)
+        self.doors = find_doors(settings)
         self.app: ASGIApp = self._build_app()
+        self.admin_app: ASGIApp = build_admin_app(self.pages, self.doors.own)
 
     async def __aenter__(self) -> Self:
         stack = self._stack
@@ -184,10 +190,8 @@ class Gateway:
             generator=self.service,
             created=int(time.time()),
             access=self.tenancy.access,
-            find_missing=self.find_missing,
-            find_timeline=self._find_timeline,
-            render_metrics=self._render_metrics,
-            show_rules=self._show_rules,
+            pages=self.pages,
+            door=self.doors.beside_api,
             limits=limits,
             passing=self.passing,
         )

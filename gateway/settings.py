@@ -199,6 +199,27 @@ class TlsSettings(Section, frozen=True):
     ] = None
 
 
+class AdminSettings(Section, frozen=True):
+    """Where the operator's pages are: /metrics and /admin."""
+
+    listen: Annotated[
+        Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$")] | None,
+        Meta(
+            description="HOST:PORT of their own listener. null: they are on ``listen`` if that is loopback or there is "
+            "a key, and else nowhere."
+        ),
+    ] = None
+    key_env: Annotated[
+        str | None,
+        Meta(
+            description="Environment variable with the operator's key; needed where others can connect to ``listen``."
+        ),
+    ] = None
+    open: Annotated[bool, Meta(description="True: ``listen`` needs no key. Whoever can connect sees these pages.")] = (
+        False
+    )
+
+
 class AuthSettings(Section, frozen=True):
     """Whether clients need keys. With a secret they do."""
 
@@ -246,6 +267,7 @@ class Settings(Section, frozen=True):
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
+    admin: AdminSettings = AdminSettings()
     tls: TlsSettings | None = None
     trusted_proxies: Annotated[
         tuple[str, ...],

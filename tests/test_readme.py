@@ -6,7 +6,9 @@ import yaml
 from starlette.routing import Route
 
 from backends.adapters import EngineSpec, build_engine
+from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
+from gateway.api.door import Door
 from gateway.control.pools import Pools
 from gateway.passthrough.endpoint import Passing, pass_routes
 from gateway.passthrough.servers import Servers
@@ -31,9 +33,8 @@ def test_every_route_is_documented() -> None:
         generator=ScriptedGenerator(lambda _: []),
         created=0,
         access=make_access(),
-        find_missing=list,
-        find_timeline=lambda _: None,
-        render_metrics=lambda: (b"", "text/plain"),
+        pages=Pages(list, lambda _: None, lambda: (b"", "text/plain")),
+        door=Door(is_open=True),
     )
     served = set()
     passing = Passing(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.gate)

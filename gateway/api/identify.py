@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from gateway.api.errors import ApiError
+from gateway.api.proxies import name_neighbourhood
 from gateway.control.failures import Failures
 from gateway.control.tenants import BadKey, TenantBook, TenantDisabled, TenantsUnknown
 
@@ -43,7 +44,7 @@ class KeyCheck:
         except TenantDisabled:
             raise ApiError(403, "The tenant of this API key is disabled.", code="tenant_disabled") from None
         except BadKey as error:
-            wait_s = self.failures.note(connection.client.host if connection.client else "")
+            wait_s = self.failures.note(name_neighbourhood(connection.client.host if connection.client else ""))
             if wait_s:
                 message = "Too many requests with bad API keys from this address."
                 raise ApiError(429, message, retry_after_s=wait_s) from None

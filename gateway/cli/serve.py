@@ -4,16 +4,19 @@ import argparse
 import asyncio
 import functools
 import os
+import socket
 import sys
 from pathlib import Path
 
 import msgspec
 import uvloop
+from starlette.types import ASGIApp
 
 from backends.lifetime import die_with_parent
-from backends.serving import BadTls, CannotListen, Site, Tls, bind, parse_listen, serve_sites
+from backends.serving import CannotListen, Site, bind, parse_listen, serve_sites
 from gateway.api.edge import Edge, EdgeProtocol
 from gateway.app import open_gateway
+from gateway.exposure import read_tls
 from gateway.settings import BadSettings, Settings, find_proxies, load_rules, load_settings
 from gateway.telemetry.logs import start_logging
 from gateway.tenancy import check_exposure
@@ -56,23 +59,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(settings: Settings, has_rules: bool) -> None:
-    tls = read_tls(settings)
-    limits = settings.limits
+    tls, limits = read_tls(settings), settings.limits
     edge = Edge(limits.head_timeout_s, limits.max_connections, find_proxies(settings))
-    protocol = functools.partial(EdgeProtocol, edge=edge)
+
+    def site(app: ASGIApp, listener: socket.socket, label: str) -> Site:
+        return Site(app, listener, functools.partial(EdgeProtocol, edge=edge), tls, limits.keep_alive_s, label)
+
     listener = bind(*parse_listen(settings.listen))
+    admin = bind(*parse_listen(settings.admin.listen)) if settings.admin.listen else None
     async with open_gateway(settings, has_rules) as gateway:
-        site = Site(gateway.app, listener, protocol, tls, limits.keep_alive_s)
-        await serve_sites(site, on_stop=gateway.drain, grace_s=settings.drain_s)
-
-
-def read_tls(settings: Settings) -> Tls | None:
-    """Return the files of TLS, which can be used; None: there are none. Raises BadSettings."""
-    if settings.tls is None:
-        return None
-    tls = Tls(settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file)
-    try:
-        tls.check()
-    except BadTls as error:
-        raise BadSettings(f"tls.{error}") from None
-    return tls
+        beside = [site(gateway.admin_app, admin, "admin on")] if admin is not None else []
+        main = site(gateway.app, listener, "listening on")
+        await serve_sites(main, *beside, on_stop=gateway.drain, grace_s=settings.drain_s)

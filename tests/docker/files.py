@@ -139,7 +139,7 @@ def ports_of(service: Mapping[str, Any]) -> set[int]:
         case ["valkey-server", *_]:
             return {STORE_PORT}
         case ["pdd", *_]:
-            return _pdd_ports(*parse_pdd(argv))
+            return _pdd_ports(*parse_pdd(argv)) | (_admin_ports(service) if argv[1] == "serve" else set())
         case ["python" | "python3", "-m", "vllm.entrypoints.openai.api_server", *_]:
             events = json.loads(option(argv, "--kv-events-config"))
             return {int(option(argv, "--port")), _port(events["endpoint"]), _port(events["replay_endpoint"])}
@@ -157,6 +157,11 @@ def _pdd_ports(command: str, options: argparse.Namespace) -> set[int]:
         case "serve" | "bridge":
             return {_port(options.listen)}
     raise Unusable(f"pdd {command} serves nothing")
+
+
+def _admin_ports(service: Mapping[str, Any]) -> set[int]:
+    listen = settings_of({"services": {"gateway": service}}).admin.listen
+    return {_port(listen)} if listen else set()
 
 
 def _port(address: str) -> int:

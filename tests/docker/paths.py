@@ -13,7 +13,9 @@ from backends.bridge.server import make_app
 from backends.bridge.types import Limits
 from backends.reference.server import Server
 from backends.wan.control import make_control
-from gateway.api.app import ApiState, build_app
+from gateway.api.admin import Pages
+from gateway.api.app import ApiState, build_admin_app, build_app
+from gateway.api.door import Door
 from tests.fakes.answers import ScriptedGenerator
 from tests.gateway.api.access import make_access
 
@@ -33,12 +35,11 @@ def served_paths() -> dict[str, frozenset[str]]:
         generator=ScriptedGenerator(lambda _: []),
         created=0,
         access=make_access(),
-        find_missing=list,
-        find_timeline=lambda _: None,
-        render_metrics=lambda: (b"", "text/plain"),
+        pages=Pages(list, lambda _: None, lambda: (b"", "text/plain")),
     )
     apps = {
         "serve": build_app(state),
+        "serve admin": build_admin_app(state.pages, Door(is_open=True)),
         "engine": Server(nothing, nothing, nothing, nothing).app(),
         "wan": make_control(nothing),
         "bridge": asyncio.run(_bridge()),

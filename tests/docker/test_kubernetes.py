@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.exposure import find_doors
 from gateway.settings import parse_settings
 from gateway.tenancy import check_exposure
 from tests.docker.files import DOCKER, ROOT, host_port, parse_pdd, read_image, read_yaml
@@ -38,9 +39,13 @@ def _resources(folder: Path) -> list[Any]:
     return found
 
 
-def one(overlay: str, kind: str) -> Any:
-    """The only resource of a kind."""
-    (found,) = [resource for resource in read_all(overlay) if resource["kind"] == kind]
+def one(overlay: str, kind: str, name: str | None = None) -> Any:
+    """The only resource of a kind, or the only one of that name."""
+    (found,) = [
+        resource
+        for resource in read_all(overlay)
+        if resource["kind"] == kind and name in (None, resource["metadata"]["name"])
+    ]
     return found
 
 
@@ -135,15 +140,21 @@ def test_the_config_map_is_mounted_where_the_command_reads() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_ports_are_those_of_the_process(overlay: str) -> None:
     """Container port, Service and scrape annotation lead to where the process listens."""
-    _, options = command_of(overlay)
-    listen = options.listen or parse_settings(read_yaml(FOLDER / overlay / "gateway.yaml")).listen
-    host, _, port = listen.rpartition(":")
-    assert host == "0.0.0.0"
-    assert container_of(overlay)["ports"] == [{"name": "http", "containerPort": int(port)}]
+    command, options = command_of(overlay)
+    listens = {"http": options.listen}
+    if command == "serve":
+        settings = parse_settings(read_yaml(FOLDER / overlay / "gateway.yaml"))
+        find_doors(settings)
+        listens = {"http": settings.listen, "admin": settings.admin.listen}
+    served = {name: listen.rpartition(":") for name, listen in listens.items()}
+    assert {host for host, _, _ in served.values()} == {"0.0.0.0"}
+    declared = {entry["name"]: entry["containerPort"] for entry in container_of(overlay)["ports"]}
+    assert declared == {name: int(port) for name, (_, _, port) in served.items()}
     assert [entry["targetPort"] for entry in one(overlay, "Service")["spec"]["ports"]] == ["http"]
     annotations = one(overlay, "Deployment")["spec"]["template"]["metadata"]["annotations"]
-    assert annotations["prometheus.io/port"] == port
-    assert annotations["prometheus.io/path"] in served_paths()[command_of(overlay)[0]]
+    scraped = "admin" if "admin" in served else "http"
+    assert annotations["prometheus.io/port"] == served[scraped][2]
+    assert annotations["prometheus.io/path"] in served_paths()["serve admin" if scraped == "admin" else command]
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -213,7 +224,7 @@ def test_stores_are_named_by_a_secret() -> None:
 
 def test_only_the_gateway_reaches_engines_and_their_events() -> None:
     """The policy opens the ports that the settings name, to the gateway's pods alone."""
-    policy = one("gateway", "NetworkPolicy")["spec"]
+    policy = one("gateway", "NetworkPolicy", "pdd-engines")["spec"]
     (rule,) = policy["ingress"]
     (source,) = rule["from"]
     labels = one("gateway", "Deployment")["spec"]["template"]["metadata"]["labels"]
@@ -222,6 +233,18 @@ def test_only_the_gateway_reaches_engines_and_their_events() -> None:
     asked = {host_port(url)[1] for e in settings.engines for url in (e.url, e.kv_events, e.kv_replay) if url}
     assert {port["port"] for port in rule["ports"]} == asked
     assert asked >= EVENT_PORTS
+
+
+def test_the_operators_pages_are_not_for_everybody() -> None:
+    """The API's port is open to all, that of metrics and timelines to chosen namespaces alone."""
+    policy = one("gateway", "NetworkPolicy", "pdd-gateway")["spec"]
+    labels = one("gateway", "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    ports = {entry["name"]: entry["containerPort"] for entry in container_of("gateway")["ports"]}
+    sources = {port["port"]: rule.get("from") for rule in policy["ingress"] for port in rule["ports"]}
+    assert sources.keys() == set(ports.values())
+    assert sources[ports["http"]] is None
+    assert sources[ports["admin"]]
 
 
 def test_gateways_scale_together() -> None:

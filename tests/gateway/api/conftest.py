@@ -7,7 +7,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
+from gateway.api.door import Door
 from gateway.api.endpoint import Limits
 from gateway.text.model import ServedModel, load_model
 from tests.fakes.answers import ScriptedGenerator, say
@@ -43,9 +45,12 @@ def state(model: ServedModel, generator: ScriptedGenerator) -> ApiState:
         generator=generator,
         created=1_700_000_000,
         access=make_access(),
-        find_missing=lambda: [],
-        find_timeline={"known": {"legs": []}}.get,
-        render_metrics=lambda: (b"up 1\n", "text/plain"),
+        pages=Pages(
+            find_missing=lambda: [],
+            find_timeline={"known": {"legs": []}}.get,
+            render_metrics=lambda: (b"up 1\n", "text/plain"),
+        ),
+        door=Door(is_open=True),
         limits=Limits(body_bytes=1 << 20),
     )
 

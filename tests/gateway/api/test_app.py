@@ -32,6 +32,10 @@ async def http(server: AppServer) -> AsyncIterator[httpx.AsyncClient]:
         "/v1/chat/completions/",
         "/v1/Chat/completions",
         "/v1/chat%2fcompletions/x",
+        "/v1/chat%2fcompletions",
+        "/v1/%63hat/completions",
+        "/v1/%2e%2e/v1/chat/completions",
+        "/v1/chat/completions%00",
         "//v1/chat/completions",
     ],
 )
@@ -84,7 +88,8 @@ async def serve_once(state: ApiState, method: str, path: str, body: Any = None) 
 
 async def test_not_ready(state: ApiState) -> None:
     """Readiness names what is missing."""
-    answer = await serve_once(replace(state, find_missing=lambda: ["main md-1 is down"]), "GET", "/ready")
+    pages = replace(state.pages, find_missing=lambda: ["main md-1 is down"])
+    answer = await serve_once(replace(state, pages=pages), "GET", "/ready")
     assert (answer.status_code, answer.json()) == (503, {"ready": False, "missing": ["main md-1 is down"]})
 
 

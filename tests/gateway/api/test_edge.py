@@ -290,3 +290,16 @@ async def test_forwarded_clients(echo: Echo) -> None:
     async with EdgeServer(echo, Edge(trusted=[ipaddress.ip_network("127.0.0.0/8")])) as server:
         assert (await exchange(server, forwarded)).endswith(b"198.51.100.7")
         assert (await exchange(server, GET[:-2] + b"Connection: close\r\n\r\n")).endswith(b"127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"/v1/x/../chat/completions", b"/v1/./chat/completions", b"//v1/chat/completions", b"/v1/chat/completions;x"],
+)
+async def test_paths_are_taken_as_they_are(edge_server: EdgeServer, generator: ScriptedGenerator, path: bytes) -> None:
+    """No spelling of a path is made into another one."""
+    connection = await open_connection(edge_server)
+    connection.writer.write(b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + LENGTH + b"\r\n" + BODY)
+    assert (await connection.read_json())[0] == 404
+    assert generator.answers == []
+    connection.writer.close()

@@ -1,0 +1,85 @@
+"""The operator's pages: readiness for everybody, the rest behind a door."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.api.door import Door
+from gateway.api.errors import ApiError
+from gateway.api.routing import JSON
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+async def _show_nothing() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """What the operator's pages show."""
+
+    find_missing: Callable[[], Sequence[str]]
+    """Return what is not ready, one line each; nothing when requests can be served."""
+    find_timeline: Callable[[str], Mapping[str, Any] | None]
+    """Return a request's timeline as JSON values."""
+    render_metrics: Callable[[], tuple[bytes, str]]
+    """Return the metrics page and its content type."""
+    show_rules: Callable[[], Awaitable[Mapping[str, Any]]] = field(default=_show_nothing)
+    """Return which rules are in force here, and what other processes say, as JSON values."""
+
+
+def probe_routes(pages: Pages, door: Door) -> list[Route]:
+    """Return ``/health`` and ``/ready``; what is missing, which names engines, is told to those behind the door."""
+
+    async def show_health(request: Request) -> Response:
+        return Response(b'{"status":"ok"}', media_type=JSON)
+
+    async def show_ready(request: Request) -> Response:
+        missing = list(pages.find_missing())
+        answer: dict[str, Any] = {"ready": not missing}
+        if door.lets_in(request):
+            answer["missing"] = missing
+        return Response(msgspec.json.encode(answer), status_code=503 if missing else 200, media_type=JSON)
+
+    return [
+        Route("/health", show_health, methods=["GET"]),
+        Route("/ready", show_ready, methods=["GET"]),
+    ]
+
+
+def admin_routes(pages: Pages, door: Door) -> list[Route]:
+    """Return ``/metrics`` and ``/admin/*``; nothing where the door is shut."""
+    if not door.is_there:
+        return []
+
+    async def show_metrics(request: Request) -> Response:
+        page, content_type = pages.render_metrics()
+        return Response(page, headers={"content-type": content_type})
+
+    async def show_request(request: Request) -> Response:
+        timeline = pages.find_timeline(request.path_params["request_id"])
+        if timeline is None:
+            raise ApiError(404, "No request with this id is remembered.", code="request_not_found")
+        return Response(msgspec.json.encode(timeline), media_type=JSON)
+
+    async def show_rules(request: Request) -> Response:
+        return Response(msgspec.json.encode(await pages.show_rules()), media_type=JSON)
+
+    def behind(handler: Handler) -> Handler:
+        async def checked(request: Request) -> Response:
+            door.check(request)
+            return await handler(request)
+
+        return checked
+
+    return [
+        Route("/metrics", behind(show_metrics), methods=["GET"]),
+        Route("/admin/requests/{request_id}", behind(show_request), methods=["GET"]),
+        Route("/admin/rules", behind(show_rules), methods=["GET"]),
+    ]

@@ -1,0 +1,71 @@
+"""The operator's pages and the door before them."""
+
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from gateway.api.app import ApiState, build_admin_app, build_app
+from gateway.api.door import Door
+from gateway.control.failures import Failures
+from tests.fakes.server import AppServer
+
+KEY = b"an operator's own key"
+PAGES = ("/metrics", "/admin/requests/known", "/admin/rules")
+HEADER = {"authorization": f"Bearer {KEY.decode()}"}
+
+
+@pytest.fixture
+def not_ready(state: ApiState) -> ApiState:
+    """A gateway with something to hide."""
+    return replace(state, pages=replace(state.pages, find_missing=lambda: ["md-1 at http://md-1"]))
+
+
+async def test_shut_door(not_ready: ApiState) -> None:
+    """Without a way in the pages are not there, and readiness is a yes or no."""
+    async with AppServer(build_app(replace(not_ready, door=Door()))) as server:
+        async with httpx.AsyncClient(base_url=server.url, headers=HEADER) as http:
+            for page in PAGES:
+                answer = await http.get(page)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+            answer = await http.get("/ready")
+            assert (answer.status_code, answer.json()) == (503, {"ready": False})
+            assert (await http.get("/health")).json() == {"status": "ok"}
+
+
+async def test_door_with_a_key(not_ready: ApiState) -> None:
+    """With a key the pages, and what is missing, are told to those who have it."""
+    async with AppServer(build_app(replace(not_ready, door=Door(key=KEY)))) as server:
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            for page in PAGES:
+                for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY.decode()}):
+                    answer = await http.get(page, headers=headers)
+                    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+                assert (await http.get(page, headers=HEADER)).status_code == 200
+            assert (await http.get("/ready")).json() == {"ready": False}
+            assert (await http.get("/ready", headers=HEADER)).json()["missing"] == ["md-1 at http://md-1"]
+
+
+async def test_own_listener(not_ready: ApiState) -> None:
+    """The operator's listener has the pages and no API."""
+    async with AppServer(build_admin_app(not_ready.pages, Door(is_open=True))) as server:
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            for page in PAGES:
+                assert (await http.get(page)).status_code == 200
+            assert (await http.get("/ready")).json()["missing"] == ["md-1 at http://md-1"]
+            assert (await http.get("/v1/models")).status_code == 404
+
+
+async def test_trying_keys(state: ApiState) -> None:
+    """An address that tries keys is told to wait; the right key is never held up."""
+    door = Door(key=KEY, failures=Failures(2, lambda: 0.0))
+    async with AppServer(build_app(replace(state, door=door))) as server:
+        async with httpx.AsyncClient(base_url=server.url) as http:
+            statuses = [(await http.get("/metrics")).status_code for _ in range(3)]
+            assert statuses == [401, 401, 429]
+            assert (await http.get("/metrics", headers=HEADER)).status_code == 200
+
+
+def test_key_is_not_shown() -> None:
+    """The key is in no representation of the door."""
+    assert KEY.decode() not in repr(Door(key=KEY))
