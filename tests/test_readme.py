@@ -1,7 +1,9 @@
 """README.md says what the code does."""
 
 import re
+from typing import Any
 
+import msgspec
 import yaml
 from starlette.routing import Route
 
@@ -12,9 +14,10 @@ from gateway.api.door import Door
 from gateway.control.pools import Pools
 from gateway.passthrough.endpoint import Passing, pass_routes
 from gateway.passthrough.servers import Servers
-from gateway.settings import parse_settings
+from gateway.settings import AuthSettings, parse_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from policies.rules import parse_rules
 from tests.fakes.answers import ScriptedGenerator
 from tests.gateway.api.access import make_access
 from tests.readme import README, fill
@@ -47,10 +50,22 @@ def test_every_route_is_documented() -> None:
     assert documented == served
 
 
-def test_every_configuration_is_one() -> None:
-    """A YAML block that shows models is a file that the gateway takes, and its engines' options are their adapters'."""
+def read_blocks() -> list[Any]:
+    """What the YAML blocks hold."""
     blocks = re.findall(r"^```yaml\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
-    shown = [parse_settings(document) for block in blocks if "models" in (document := yaml.safe_load(block))]
+    return [yaml.safe_load(block) for block in blocks]
+
+
+def test_sections_and_rules_are_such() -> None:
+    """A YAML block that shows `auth` is a section of the settings, and one that shows `limits` are rules."""
+    documents = read_blocks()
+    assert any("auth" in document and msgspec.convert(document["auth"], AuthSettings) for document in documents)
+    assert any("limits" in document and parse_rules(document) for document in documents)
+
+
+def test_every_configuration_is_one() -> None:
+    """A YAML block with engines is a file that the gateway takes, and its engines' options are their adapters'."""
+    shown = [parse_settings(document) for document in read_blocks() if "engines" in document]
     assert len(shown) >= 3
     for engine in (engine for settings in shown for engine in settings.engines):
         assert build_engine(engine.kind, EngineSpec(engine.id, engine.url, None, engine.options)).id == engine.id

@@ -17,6 +17,7 @@ INTERNAL_FIELDS = frozenset(
     {
         "api_base",
         "api_key",
+        "api_type",
         "api_version",
         "base_url",
         "cache_salt",
@@ -24,21 +25,38 @@ INTERNAL_FIELDS = frozenset(
         "custom_llm_provider",
         "custom_params",
         "data_parallel_rank",
+        "deployment_id",
+        "ec_transfer_params",
         "extra_args",
         "extra_body",
         "extra_headers",
         "extra_query",
+        "fallbacks",
         "kv_transfer_params",
         "logits_processors",
         "mm_processor_kwargs",
+        "mock_response",
         "priority",
         "request_id",
         "rid",
+        "tenant",
+        "tenant_id",
         "vllm_xargs",
     }
 )
 """Fields that steer engines or name hosts: the gateway sets them, clients do not."""
-INTERNAL_PREFIXES = ("bootstrap_", "disagg_", "routed_dp_", "kv_transfer_")
+INTERNAL_PREFIXES = (
+    "aws_",
+    "azure_",
+    "bootstrap_",
+    "disagg_",
+    "kv_transfer_",
+    "litellm_",
+    "remote_",
+    "routed_dp_",
+    "vertex_",
+    "x_",
+)
 
 BOOKKEEPING_FIELDS = frozenset(
     {

@@ -142,7 +142,7 @@ async def test_bad_completion_field(server: AppServer, change: dict[str, Any], p
 
 
 @pytest.mark.parametrize(
-    "name", [*sorted(INTERNAL_FIELDS), "bootstrap_host", "bootstrap_room", "disagg_prefill_dp_rank"]
+    "name", [*sorted(INTERNAL_FIELDS), "bootstrap_room", "disagg_prefill_dp_rank", "remote_host", "x_tenant_id"]
 )
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 async def test_internal_field(server: AppServer, generator: ScriptedGenerator, name: str, path: str) -> None:
