@@ -11,6 +11,7 @@ from typing import Any, Self
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
+from backends.external import Provider
 from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.admin import Pages
@@ -30,7 +31,7 @@ from gateway.index.metered import MeteredIndex
 from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
-from gateway.passthrough.build import build_passing
+from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
@@ -69,11 +70,17 @@ class Gateway:
     settings give it an address.
 
     ``redis_url`` None: what is learnt is not shared with other processes, and only the settings tell the rules.
-    ``has_rules``: those rules may be used also before Redis was asked for others. Raises BadSettings.
+    ``has_rules``: those rules may be used also before Redis was asked for others. ``provider``
+    asks external models, in place of LiteLLM. Raises BadSettings.
     """
 
     def __init__(
-        self, settings: Settings, index: PrefixIndex, redis_url: str | None = None, has_rules: bool = False
+        self,
+        settings: Settings,
+        index: PrefixIndex,
+        redis_url: str | None = None,
+        has_rules: bool = False,
+        provider: Provider | None = None,
     ) -> None:
         self._settings = settings
         self.served = load_models(settings)
@@ -123,6 +130,7 @@ class Gateway:
         )
         self.pages = Pages(self.find_missing, self._find_timeline, self._render_metrics, self._show_rules)
         self.doors = find_doors(settings)
+        self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
         self.app: ASGIApp = self._build_app()
         self.admin_app: ASGIApp = build_admin_app(self.pages, self.doors.own)
 
@@ -194,6 +202,7 @@ class Gateway:
             door=self.doors.beside_api,
             limits=limits,
             passing=self.passing,
+            overflow=self.overflow,
         )
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 

@@ -164,6 +164,17 @@ class UpstreamSettings(Section, frozen=True):
     idle_timeout_s: Annotated[Positive, Meta(description="Longest silence inside an answer.")] = 120.0
 
 
+class ExternalSettings(Section, frozen=True):
+    """A model of an external provider, which answers chats when the rules' `overflow` says so."""
+
+    model: Annotated[Name, Meta(description="Its name as LiteLLM has it, like ``openai/gpt-4o`` (extra ``litellm``).")]
+    api_base: Annotated[Url | None, Meta(description="Where the provider is; null: where LiteLLM knows it.")] = None
+    api_key_env: Annotated[
+        str | None, Meta(description="Environment variable with the key; null: the one that LiteLLM looks for.")
+    ] = None
+    timeout_s: Annotated[Positive, Meta(description="Longest wait for an answer, or for its next piece.")] = 600.0
+
+
 class LimitSettings(Section, frozen=True):
     """What one request may be."""
 
@@ -263,6 +274,7 @@ class Settings(Section, frozen=True):
     ] = None
     links: tuple[LinkSettings, ...] = ()
     upstreams: tuple[UpstreamSettings, ...] = ()
+    external: tuple[ExternalSettings, ...] = ()
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
     limits: LimitSettings = LimitSettings()
     auth: AuthSettings = AuthSettings()
@@ -366,6 +378,7 @@ def check_references(settings: Settings) -> None:
     for number, engine in enumerate(settings.engines):
         if engine.model not in models:
             raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
+    _unique("external[].model", [external.model for external in settings.external])
     _unique("upstreams[].id", [upstream.id for upstream in settings.upstreams])
     for number, upstream in enumerate(settings.upstreams):
         for name in upstream.models or ():

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from policies.placement_rules import PlacementRules
 from policies.section import Name, Seconds, Section, Share
-from policies.tenant_rules import CacheRules, LimitRules, ModelRules, SplittingRules
+from policies.tenant_rules import CacheRules, LimitRules, ModelRules, OverflowRules, SplittingRules
 
 Pipeline = Literal["direct", "relay"]
 
@@ -168,6 +168,7 @@ class Rules(Section, frozen=True):
     limits: LimitRules = LimitRules()
     cache: CacheRules = CacheRules()
     splitting: SplittingRules = SplittingRules()
+    overflow: OverflowRules = OverflowRules()
     pipelines: Annotated[
         tuple[Pipeline, ...],
         Meta(

@@ -66,3 +66,21 @@ class SplittingRules(Section, frozen=True):
             description="Do not split these: sampled (temperature above 0), tools (any tool is offered), logprobs.",
         ),
     ] = ()
+
+
+class OverflowRules(Section, frozen=True):
+    """When an external provider answers chats in place of the model's own engines."""
+
+    model: Annotated[
+        Name | None, Meta(description="One of the settings' `external`, by its model's name. null: never.")
+    ] = None
+    when: Annotated[
+        Literal["no_instance", "overloaded", "always"],
+        Meta(
+            description="no_instance: no engine can take the request. overloaded: also when every main-decode instance "
+            "that is up has at least `load_max`. Never while `regions` pins the tenant."
+        ),
+    ] = "no_instance"
+    load_max: Annotated[
+        float, Meta(gt=0, le=100, description="Running and waiting requests, as a share of the engine's batch.")
+    ] = 1.0

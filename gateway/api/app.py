@@ -16,7 +16,7 @@ from gateway.api.door import Door
 from gateway.api.endpoint import Access, GenerationEndpoint, Limits, Prepare
 from gateway.api.forms import ChatForm, CompletionForm, Form
 from gateway.api.models import Models
-from gateway.api.passing import Passing
+from gateway.api.passing import Overflow, Passing
 from gateway.api.routing import JSON, assemble
 from gateway.api.wire import encode
 from gateway.relay.types import Generator
@@ -39,21 +39,23 @@ class ApiState:
     """Who may see the operator's pages beside the API."""
     passing: Passing | None = None
     """Serves the models of upstreams; None: there are none."""
+    overflow: Overflow | None = None
+    """Lets external providers answer chats; None: there are none."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     models = Models(state.models, state.created, state.passing.models if state.passing else tuple)
 
-    def endpoint(path: str, prepare: Prepare, form: Form) -> Route:
+    def endpoint(path: str, prepare: Prepare, form: Form, overflow: Overflow | None = None) -> Route:
         served = GenerationEndpoint(
-            prepare, form, models, state.generator, state.access, state.limits, path, state.passing
+            prepare, form, models, state.generator, state.access, state.limits, path, state.passing, overflow
         )
         return Route(path, served, methods=["POST"])
 
     return assemble(
         [
-            endpoint("/v1/chat/completions", prepare_chat, ChatForm()),
+            endpoint("/v1/chat/completions", prepare_chat, ChatForm(), state.overflow),
             endpoint("/v1/completions", prepare_completion, CompletionForm()),
             *model_routes(models, state),
             *probe_routes(state.pages, state.door),

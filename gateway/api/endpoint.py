@@ -11,6 +11,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
+from backends.external import ExternalUsage
 from gateway.api import errors
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
 from gateway.api.choice import Choice, count_cached
@@ -23,7 +24,7 @@ from gateway.api.identify import Identify
 from gateway.api.job import Caller, Job
 from gateway.api.merge import merge
 from gateway.api.models import Models, resolve_name
-from gateway.api.passing import AnswerBroken, Passing
+from gateway.api.passing import AnswerBroken, Outside, Overflow, Passing
 from gateway.api.respond import StreamWriter, write_stream, write_whole
 from gateway.control.salts import Salts
 from gateway.control.usage import Use
@@ -66,6 +67,12 @@ class Run:
     entry: Entry | None = None
     job: Job | None = None
     failed: bool = False
+    outside: ExternalUsage | None = None
+    """What an external provider took, once it told."""
+
+    def note_outside(self, usage: ExternalUsage) -> None:
+        """An external provider has told what its answer took."""
+        self.outside = usage
 
     async def aclose(self) -> None:
         """End what runs, and leave the gate whatever comes between."""
@@ -77,7 +84,11 @@ class Run:
 
     def leave(self) -> None:
         """Leave the gate, with what the answers did cost. Idempotent."""
-        if self.entry is not None and self.job is not None:
+        if self.entry is not None and self.outside is not None:
+            told = self.outside
+            use = Use(1, told.prompt_tokens, other_tokens=told.completion_tokens, cost=told.cost_usd or 0.0)
+            self.entry.leave(use, told.prompt_tokens + told.completion_tokens)
+        elif self.entry is not None and self.job is not None:
             completion = sum(choice.completion_tokens for choice in self.choices)
             # A request that came to nothing by no fault of the client's costs it nothing.
             prompt = 0 if self.failed and not completion else self.job.prompt_tokens
@@ -98,7 +109,9 @@ class GenerationEndpoint:
         limits: Limits,
         path: str,
         passing: Passing | None = None,
+        overflow: Overflow | None = None,
     ) -> None:
+        self._overflow = overflow
         self._path = path
         self._passing = passing
         self._prepare = prepare
@@ -129,8 +142,9 @@ class GenerationEndpoint:
                     return
                 run.job = job = await self._prepare(value, len(body), self._models, caller)
                 request_id = job.id
-                run.entry = await self._enter(job, caller)
-                await self._answer(job, client, run)
+                outside = self._choose_outside(job, caller, refused=False)
+                run.entry = await self._enter(job, caller, 0 if outside else len(job.requests))
+                await self._answer(job, value, client, caller, run, outside)
                 # At once: a client that has its answer may ask again, while legs may still be ending.
                 run.leave()
         except (ClientStalled, AnswerBroken):
@@ -151,29 +165,47 @@ class GenerationEndpoint:
             return None
         return self._passing if self._passing.passes(resolve_name(model, rules.models)) else None
 
-    async def _enter(self, job: Job, caller: Caller) -> Entry:
-        most, answers = job.most_output_tokens, len(job.requests)
-        gate = self._access.gate
-        return await gate.enter(caller.tenant, caller.rules, job.model.name, job.prompt_tokens, most, answers)
+    def _choose_outside(self, job: Job, caller: Caller, *, refused: bool) -> Outside | None:
+        """Who answers in place of the engines; ``refused``: they cannot."""
+        return None if self._overflow is None else self._overflow.choose(job.model.name, caller.rules, refused=refused)
 
-    async def _answer(self, job: Job, client: Client, run: Run) -> None:
-        choices, answers = run.choices, run.answers
-        for index, request in enumerate(job.requests):
-            answer = self._generator.generate(request)
-            answers.append(answer)
-            reader = job.make_reader() if job.make_reader is not None else None
-            choices.append(Choice(index, answer, job.model.vocabulary, job.text, reader))
+    async def _enter(self, job: Job, caller: Caller, places: int) -> Entry:
+        gate, most = self._access.gate, job.most_output_tokens
+        return await gate.enter(caller.tenant, caller.rules, job.model.name, job.prompt_tokens, most, places)
+
+    async def _answer(
+        self, job: Job, value: JsonObject, client: Client, caller: Caller, run: Run, outside: Outside | None
+    ) -> None:
+        """Let engines answer, or whoever does in their place."""
+        entry_headers = run.entry.headers if run.entry is not None else []
+        if outside is None:
+            try:
+                self._start(job, run)
+            except GenerationFailed as failure:
+                outside = self._choose_outside(job, caller, refused=True) if failure.code == "no_instance" else None
+                if outside is None:
+                    raise
+        if outside is not None and self._overflow is not None:
+            await self._overflow.answer(outside, job, value, client, entry_headers, run.note_outside)
+            return
         headers: errors.Headers = [
             (b"x-request-id", job.id.encode()),
-            (b"x-pdd-plan", answers[0].plan_name.encode()),
-            (b"x-pdd-reason", answers[0].plan_reason.encode()),
-            *(run.entry.headers if run.entry is not None else ()),
+            (b"x-pdd-plan", run.answers[0].plan_name.encode()),
+            (b"x-pdd-reason", run.answers[0].plan_reason.encode()),
+            *entry_headers,
         ]
-        async with aclosing(merge(answers)) as events:
+        async with aclosing(merge(run.answers)) as events:
             if job.stream:
-                await write_stream(client, events, StreamWriter(job, self._form, choices), headers)
+                await write_stream(client, events, StreamWriter(job, self._form, run.choices), headers)
             else:
-                await write_whole(client, events, job, self._form, choices, headers)
+                await write_whole(client, events, job, self._form, run.choices, headers)
+
+    def _start(self, job: Job, run: Run) -> None:
+        for index, request in enumerate(job.requests):
+            answer = self._generator.generate(request)
+            run.answers.append(answer)
+            reader = job.make_reader() if job.make_reader is not None else None
+            run.choices.append(Choice(index, answer, job.model.vocabulary, job.text, reader))
 
 
 def check_header_size(scope: Scope) -> None:

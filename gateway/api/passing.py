@@ -1,12 +1,17 @@
-"""What the API needs of the part that passes requests on as they are."""
+"""What the API needs of the part that lets others answer: upstreams as they are, and external providers."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.datastructures import Headers
 
+from backends.external import ExternalUsage
 from gateway.api.body import JsonObject
 from gateway.api.client import Client
-from gateway.api.job import Caller
+from gateway.api.errors import Headers as HeaderLines
+from gateway.api.job import Caller, Job
+from policies.rules import Rules
 
 
 class AnswerBroken(Exception):
@@ -26,4 +31,35 @@ class Passing(Protocol):
 
     async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a parsed body on to its end. Raises ApiError while nothing was sent, AnswerBroken after that."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """Who answers in place of the model's own engines, and why."""
+
+    model: str
+    reason: str
+
+
+class Overflow(Protocol):
+    """Lets external providers answer chats."""
+
+    def choose(self, model: str, rules: Rules, *, refused: bool) -> Outside | None:
+        """Say who answers in place of a model's engines; None: nobody. ``refused``: no engine could take it."""
+        ...
+
+    async def answer(
+        self,
+        outside: Outside,
+        job: Job,
+        value: JsonObject,
+        client: Client,
+        headers: HeaderLines,
+        note: Callable[[ExternalUsage], None],
+    ) -> None:
+        """Answer from outside, to the end. ``headers`` go out with the answer; ``note`` is told what it took.
+
+        Raises GenerationFailed while nothing was sent.
+        """
         ...

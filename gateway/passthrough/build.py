@@ -2,12 +2,15 @@
 
 from collections.abc import Collection
 
+from backends.external import ExternalModel, Provider
+from backends.litellm import load_litellm
 from gateway.api.gate import Gate
 from gateway.control.pools import Pools
 from gateway.passthrough.endpoint import Passing
+from gateway.passthrough.overflow import Overflow
 from gateway.passthrough.servers import Servers
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
-from gateway.settings import Settings, UpstreamSettings, read_key
+from gateway.settings import BadSettings, Settings, UpstreamSettings, read_key
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 
@@ -23,6 +26,30 @@ def build_passing(
     """Build it; nothing is asked yet. Raises BadSettings."""
     upstreams = [Upstream(_read_spec(upstream)) for upstream in settings.upstreams]
     return Passing(Servers(upstreams, pools, own_models), timelines, metrics, gate)
+
+
+def build_overflow(
+    settings: Settings,
+    pools: Pools,
+    timelines: Timelines,
+    metrics: Metrics,
+    provider: Provider | None = None,
+) -> Overflow:
+    """Build it; without a ``provider`` LiteLLM is loaded where settings name external models. Raises BadSettings."""
+    models = {
+        external.model: ExternalModel(
+            external.model,
+            external.api_base,
+            read_key(f"external[{external.model}].api_key_env", external.api_key_env),
+            external.timeout_s,
+        )
+        for external in settings.external
+    }
+    try:
+        provider = provider or (load_litellm() if models else None)
+    except ImportError as error:
+        raise BadSettings(f"external: LiteLLM is needed (pip install 'pdd-gateway[litellm]'): {error}") from None
+    return Overflow(provider, models, pools, timelines, metrics)
 
 
 def _read_spec(upstream: UpstreamSettings) -> UpstreamSpec:

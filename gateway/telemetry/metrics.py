@@ -97,6 +97,12 @@ class Metrics:
             buckets=SECONDS,
             registry=registry,
         )
+        self.external_tokens = Counter(
+            "pdd_external_tokens", "Tokens that external providers took and gave", ["model", "kind"], registry=registry
+        )
+        self.external_cost = Counter(
+            "pdd_external_cost_usd", "What external providers' answers cost", ["model"], registry=registry
+        )
         self.upstream_up = Gauge("pdd_upstream_up", "Whether an upstream answers", ["upstream"], registry=registry)
         self.upstream_requests = Gauge(
             "pdd_upstream_requests", "This process's requests at an upstream", ["upstream"], registry=registry

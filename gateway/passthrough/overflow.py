@@ -1,0 +1,157 @@
+"""Chats that an external provider answers in place of the model's own engines, in the gateway's own wire shape."""
+
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from backends.errors import BackendError, EngineRejected, EngineTimeout, EngineUnavailable
+from backends.external import ExternalChunk, ExternalModel, ExternalUsage, Provider
+from gateway.api.body import JsonObject
+from gateway.api.client import Client
+from gateway.api.errors import Headers, encode_error, from_generation
+from gateway.api.job import Job
+from gateway.api.passing import Outside
+from gateway.control.pools import Pools
+from gateway.passthrough.spending import Spending
+from gateway.relay.types import GenerationFailed
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timelines
+from policies.overflow import choose_overflow
+from policies.rules import Rules
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """See ``gateway.api.passing.Overflow``. ``models`` are those that the settings know, by LiteLLM's names."""
+
+    provider: Provider | None
+    models: Mapping[str, ExternalModel]
+    pools: Pools
+    timelines: Timelines
+    metrics: Metrics
+
+    def choose(self, model: str, rules: Rules, *, refused: bool) -> Outside | None:
+        """Say who answers in place of the engines; None: nobody."""
+        named = self.models.get(rules.overflow.model or "")
+        if self.provider is None or named is None:
+            return None
+        reason = choose_overflow(self.pools.views(model), rules, refused=refused)
+        return None if reason is None else Outside(named.model, reason)
+
+    async def answer(
+        self,
+        outside: Outside,
+        job: Job,
+        value: JsonObject,
+        client: Client,
+        headers: Headers,
+        note: Callable[[ExternalUsage], None],
+    ) -> None:
+        """Answer from outside. Raises GenerationFailed while nothing was sent."""
+        assert self.provider is not None
+        timeline = self.timelines.open(job.id, job.model.name)
+        spending = Spending(timeline, self.metrics, outside)
+        chunks = self.provider.chat(self.models[outside.model], value, stream=job.stream)
+        lines: Headers = [
+            (b"x-request-id", job.id.encode()),
+            (b"x-pdd-plan", b"external"),
+            (b"x-pdd-reason", outside.reason.encode()),
+            *headers,
+        ]
+        try:
+            async with aclosing(chunks):
+                if job.stream:
+                    await _write_stream(chunks, job, client, lines, spending)
+                else:
+                    await _write_whole(chunks, job, client, lines, spending)
+        except BackendError as error:
+            spending.failed(error)
+            raise to_failure(error) from error
+        finally:
+            spending.close()
+            if spending.usage is not None:
+                note(spending.usage)
+
+
+def to_failure(error: BackendError) -> GenerationFailed:
+    """Return the client's view of a provider's failure."""
+    match error:
+        case EngineRejected():
+            return GenerationFailed(error.status, error.message, param=error.param)
+        case EngineUnavailable():
+            message = "The external provider cannot take the request now."
+            return GenerationFailed(503, message, retry_after_s=error.retry_after_s or 1.0)
+        case EngineTimeout():
+            return GenerationFailed(504, "The external provider did not answer in time.")
+    return GenerationFailed(502, "The external provider failed.")
+
+
+async def _write_stream(
+    chunks: AsyncGenerator[ExternalChunk, None], job: Job, client: Client, headers: Headers, spending: "Spending"
+) -> None:
+    first = await anext(chunks, None)
+    lines = [*headers, (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    lines.append((b"x-accel-buffering", b"no"))
+    await client.send({"type": "http.response.start", "status": 200, "headers": lines})
+    data = b""
+    try:
+        if first is not None:
+            await _send_chunk(first, job, client, spending)
+        async for chunk in chunks:
+            await _send_chunk(chunk, job, client, spending)
+        spending.finished()
+        if job.include_usage and spending.usage is not None:
+            data = _event(job, [], _usage(spending.usage))
+        data += DONE
+    except BackendError as error:
+        spending.failed(error)
+        data = b"data: " + encode_error(from_generation(to_failure(error))) + b"\n\n"
+    await client.send({"type": "http.response.body", "body": data, "more_body": False})
+
+
+async def _send_chunk(chunk: ExternalChunk, job: Job, client: Client, spending: "Spending") -> None:
+    spending.take(chunk)
+    if chunk.choices:
+        choices = [{"finish_reason": None} | dict(choice) for choice in chunk.choices]
+        data = _event(job, choices, None)
+        await client.send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _write_whole(
+    chunks: AsyncGenerator[ExternalChunk, None], job: Job, client: Client, headers: Headers, spending: "Spending"
+) -> None:
+    choices: list[Mapping[str, Any]] = []
+    async for chunk in chunks:
+        spending.take(chunk)
+        choices += chunk.choices
+    spending.finished()
+    answer = _envelope(job, "chat.completion", choices)
+    answer["usage"] = None if spending.usage is None else _usage(spending.usage)
+    body = orjson.dumps(answer)
+    lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await client.send({"type": "http.response.start", "status": 200, "headers": lines})
+    await client.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+def _event(job: Job, choices: list[Any], usage: Mapping[str, Any] | None) -> bytes:
+    chunk = _envelope(job, "chat.completion.chunk", choices)
+    if job.include_usage:
+        chunk["usage"] = usage
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
+
+
+def _envelope(job: Job, kind: str, choices: list[Any]) -> dict[str, Any]:
+    return {"id": job.id, "object": kind, "created": job.created, "model": job.model_name, "choices": choices}
+
+
+def _usage(usage: ExternalUsage) -> dict[str, int]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }
