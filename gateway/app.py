@@ -209,8 +209,8 @@ class Gateway:
     def _count_processes(self) -> int:
         return self.ledger.peers + 1 if self.ledger is not None else 1
 
-    def _count_places(self) -> int:
-        return sum(i.spec.max_running for i in self.pools.instances if i.spec.role is Role.MD)
+    def _count_places(self, model: str) -> int:
+        return sum(i.spec.max_running for i in self.pools.of_model(model) if i.spec.role is Role.MD)
 
     def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         found = self.timelines.find(request_id)

@@ -257,9 +257,11 @@ class AdmissionSettings(Section, frozen=True):
 
     max_running: Annotated[
         Count | None,
-        Meta(description="Answers that this process runs at once. null: what all MD instances batch; 0 of them: any."),
+        Meta(description="Answers of a model that this process runs at once. null: as many as its MD instances batch."),
     ] = None
-    max_waiting: Annotated[int, Meta(ge=0, description="Requests that may wait; more are refused with 503.")] = 1000
+    max_waiting: Annotated[
+        int, Meta(ge=0, description="Requests for a model that may wait; more are refused with 503.")
+    ] = 1000
     deadline_s: Annotated[Positive, Meta(description="Longest wait, after which a request is refused with 503.")] = 30.0
 
 

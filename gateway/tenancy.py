@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from gateway.api.endpoint import Access
 from gateway.api.gate import Gate
 from gateway.api.identify import Identify, KeyCheck, identify_anyone
-from gateway.control.admission import Admission
+from gateway.control.admission import Queues
 from gateway.control.failures import Failures
 from gateway.control.limits import LimitGate
 from gateway.control.live import LiveDocuments
@@ -27,7 +27,7 @@ class Tenancy:
     """What the API asks before a request runs, as ``access``, and what is told of it afterwards, as ``usage``.
 
     ``live`` None: there are no documents, so no keys can be known. ``processes``: gateway processes that live.
-    ``places``: answers that all MD instances batch. Raises BadSettings.
+    ``places``: answers that all MD instances of a model batch. Raises BadSettings.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Tenancy:
         metrics: Metrics,
         rules_of: Callable[[str, str], Rules],
         processes: Callable[[], int],
-        places: Callable[[], int],
+        places: Callable[[str], int],
     ) -> None:
         self._stack = AsyncExitStack()
         self._live = live
@@ -49,13 +49,15 @@ class Tenancy:
             live.follow(self.book.apply, TENANT_KIND, KEY_KIND)
         asked = settings.admission
         self.limits = LimitGate(redis_url, processes)
-        self.admission = Admission(lambda: asked.max_running or places() or None, asked.max_waiting, asked.deadline_s)
+        self.queues = Queues(
+            lambda model: asked.max_running or places(model) or None, asked.max_waiting, asked.deadline_s
+        )
         self.usage = Usage(redis_url, metrics.registry)
         self.access = Access(
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
             salts=Salts(secret),
-            gate=Gate(self.limits, self.admission, self.usage, metrics),
+            gate=Gate(self.limits, self.queues, self.usage, metrics),
         )
 
     async def start(self) -> None:
@@ -79,7 +81,7 @@ class Tenancy:
     def show_metrics(self) -> None:
         """Bring the gauges up to date."""
         self._metrics.limits_local.set(self.limits.is_local)
-        self._metrics.waiting.set(self.admission.waiting)
+        self._metrics.waiting.set(self.queues.waiting)
 
     def _make_identify(self, auth: AuthSettings) -> Identify:
         return identify_anyone if self.book is None else KeyCheck(self.book, Failures(auth.failures_per_min))

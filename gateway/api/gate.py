@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.errors import ApiError, Headers
-from gateway.control.admission import Admission, Overloaded
+from gateway.control.admission import Overloaded, Queues
 from gateway.control.buckets import Left, Rates, Standing
 from gateway.control.leases import Lease, LimitReached, RequestTooLarge
 from gateway.control.limits import LimitGate
@@ -42,7 +42,8 @@ class Entry:
         if not self.has_left:
             self.has_left = True
             self.lease.settle(charged_tokens)
-            self.gate.admission.leave(self.answers)
+            if self.answers:
+                self.gate.queues.of(self.model).leave(self.answers)
             self.gate.usage.note(self.tenant, self.model, use)
 
 
@@ -51,7 +52,7 @@ class Gate:
     """Lets requests in."""
 
     limits: LimitGate
-    admission: Admission
+    queues: Queues
     usage: Usage
     metrics: Metrics
 
@@ -60,7 +61,8 @@ class Gate:
     ) -> Entry:
         """Wait until a request may run. ``output_tokens``: the most that its answers may have together.
 
-        ``model``: under which its use is counted. ``answers`` 0: it takes no place, so it does not wait for one.
+        ``model``: whose place it waits for, and under which its use is counted. ``answers`` 0: it takes no place, so it
+        does not wait for one.
         Raises ApiError 400, 429 or 503.
         """
         limits = rules.limits
@@ -77,7 +79,8 @@ class Gate:
             return Entry(tenant, model, 0, lease, self, spell_standing(lease.standing))
         is_in = False
         try:
-            await self.admission.enter(tenant, RANKS[rules.priority], prompt_tokens + output_tokens, answers)
+            cost = prompt_tokens + output_tokens
+            await self.queues.of(model).enter(tenant, RANKS[rules.priority], cost, answers)
             is_in = True
         except Overloaded:
             self.metrics.refused.labels("overloaded").inc()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from gateway.control.fair_queue import FairQueue, Ticket
 
@@ -77,3 +78,34 @@ class Admission:
     def _has_room(self) -> bool:
         most = self._most_running()
         return most is None or self.running < most
+
+
+class Queues:
+    """An ``Admission`` for each model, so that a model that is full holds up nobody who asks for another.
+
+    ``most_running``: by model. Models must be configured ones: a queue is never forgotten.
+    """
+
+    def __init__(self, most_running: Callable[[str], int | None], most_waiting: int, deadline_s: float) -> None:
+        self._most_running = most_running
+        self._most_waiting = most_waiting
+        self._deadline_s = deadline_s
+        self._queues: dict[str, Admission] = {}
+
+    @property
+    def running(self) -> int:
+        """Answers that were let in, of all models."""
+        return sum(queue.running for queue in self._queues.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, for any model."""
+        return sum(queue.waiting for queue in self._queues.values())
+
+    def of(self, model: str) -> Admission:
+        """Return a model's queue."""
+        queue = self._queues.get(model)
+        if queue is None:
+            most_running = partial(self._most_running, model)
+            queue = self._queues[model] = Admission(most_running, self._most_waiting, self._deadline_s)
+        return queue

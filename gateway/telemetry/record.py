@@ -87,7 +87,8 @@ class Record:
         """The KV came on."""
         moved_bytes = max(0, progress.wan_bytes - self._wan_bytes)
         self._metrics.wan_bytes.labels(self._model).inc(moved_bytes)
-        self._note_use(Use(wan_bytes=moved_bytes))
+        if moved_bytes:
+            self._note_use(Use(wan_bytes=moved_bytes))
         self._wan_bytes = progress.wan_bytes
         self._timeline.summary["wan_bytes"] = progress.wan_bytes
         if progress.state != "moving":

@@ -5,7 +5,7 @@ from prometheus_client import CollectorRegistry
 from gateway.api.endpoint import Access
 from gateway.api.gate import Gate
 from gateway.api.identify import Identify, identify_anyone
-from gateway.control.admission import Admission
+from gateway.control.admission import Queues
 from gateway.control.limits import LimitGate
 from gateway.control.salts import Salts
 from gateway.control.usage import Usage
@@ -17,12 +17,12 @@ def make_access(
     identify: Identify = identify_anyone,
     rules: Rules | None = None,
     secret: bytes | None = None,
-    admission: Admission | None = None,
+    queues: Queues | None = None,
     registry: CollectorRegistry | None = None,
 ) -> Access:
     """Return what the API asks, without a Redis. All tenants have the same rules; use is counted in ``registry``."""
     used = rules or Rules()
     metrics = Metrics()
-    queue = admission or Admission(lambda: None, 0, 1.0)
-    gate = Gate(LimitGate(None, lambda: 1), queue, Usage(None, registry or CollectorRegistry()), metrics)
+    unbounded = Queues(lambda model: None, 0, 1.0)
+    gate = Gate(LimitGate(None, lambda: 1), queues or unbounded, Usage(None, registry or CollectorRegistry()), metrics)
     return Access(identify, lambda tenant, key: used, Salts(secret), gate)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Access
 from gateway.api.gate import spell_duration
-from gateway.control.admission import Admission
+from gateway.control.admission import Queues
 from gateway.relay.types import GenerationFailed
 from gateway.text.model import ServedModel
 from policies.rules import parse_rules
@@ -48,11 +48,11 @@ class Served:
 
 @asynccontextmanager
 async def serve(
-    state: ApiState, rules: dict[str, Any], secret: bytes | None = None, admission: Admission | None = None
+    state: ApiState, rules: dict[str, Any], secret: bytes | None = None, queues: Queues | None = None
 ) -> AsyncIterator[Served]:
     """Serve the API under rules."""
     registry = CollectorRegistry()
-    access = make_access(rules=parse_rules(rules), secret=secret, admission=admission, registry=registry)
+    access = make_access(rules=parse_rules(rules), secret=secret, queues=queues, registry=registry)
     async with AppServer(build_app(replace(state, access=access))) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             yield Served(server, http, access, registry)
@@ -109,7 +109,7 @@ async def test_too_large_requests(
             param,
             code,
         )
-        assert served.access.gate.admission.running == 0
+        assert served.access.gate.queues.running == 0
 
 
 async def test_output_limit_holds_for_those_that_name_none(state: ApiState, generator: ScriptedGenerator) -> None:
@@ -179,7 +179,7 @@ async def test_a_full_gateway_sheds(state: ApiState, generator: ScriptedGenerato
     """Where nobody may wait the next request is refused at once, and served once there is room."""
     held = HoldGate()
     generator.script = lambda request: [held, *say([300])]
-    async with serve(state, {}, admission=Admission(lambda: 1, 0, 10.0)) as served:
+    async with serve(state, {}, queues=Queues(lambda model: 1, 0, 10.0)) as served:
         first = asyncio.create_task(served.ask())
         await held.arrivals()
         refused = await served.ask()

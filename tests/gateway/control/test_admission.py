@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.control.admission import Admission, Overloaded
+from gateway.control.admission import Admission, Overloaded, Queues
 
 
 async def settle() -> None:
@@ -115,3 +115,16 @@ async def test_several_answers_take_several_places() -> None:
     admission.leave(3)
     await asyncio.gather(*waiting)
     assert admission.running == 3
+
+
+async def test_models_do_not_wait_for_each_other() -> None:
+    """While one model is full another one's requests go on; what runs and waits is counted over all."""
+    queues = Queues({"small": 1, "large": 2}.get, 10, 10.0)
+    await queues.of("small").enter("t", 1, 1)
+    waiting = ask(queues.of("small"))
+    await settle()
+    await queues.of("large").enter("t", 1, 1)
+    assert (queues.running, queues.waiting) == (2, 1)
+    queues.of("small").leave()
+    await waiting
+    assert (queues.running, queues.waiting) == (2, 0)
