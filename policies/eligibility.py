@@ -29,6 +29,8 @@ class RequestFeatures:
     seeded: bool = False
     temperature: float | None = None
     """None: not given, and engines then sample."""
+    thinking_budget: bool = False
+    """A bound on the tokens of the reasoning, which an engine counts over its own output."""
     multimodal: bool = False
     echo: bool = False
     prompt_logprobs: bool = False
@@ -54,6 +56,7 @@ UNSPLITTABLE: tuple[tuple[str, Test], ...] = (
     ("penalty_state", lambda f: f.presence_penalty != 0 or f.frequency_penalty != 0),
     ("bad_words", lambda f: f.multi_token_bad_words),
     ("seeded_sampling", lambda f: f.seeded and f.temperature != 0),
+    ("thinking_budget", lambda f: f.thinking_budget),
     ("single_token", lambda f: f.max_tokens == 1),
 )
 """Reason codes and their tests; the first that holds is the reason. repetition_penalty is absent on purpose: it counts

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
 from gateway.api.body import JsonObject
 from gateway.api.errors import ApiError, bad_field
-from gateway.api.wire import ChatFields, CompletionFields, GenerationFields
+from gateway.api.wire import ChatFields, CompletionFields, GenerationFields, StreamOptions
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 
@@ -81,6 +82,8 @@ UNSUPPORTED_FIELDS = frozenset(
     {"audio", "function_call", "functions", "prompt_embeds", "return_tokens_as_token_ids", "web_search_options"}
 )
 """Fields whose effect the gateway cannot give; an error is better than an answer without it."""
+ASKS_NOTHING: tuple[object, ...] = (None, False, [], {}, "none")
+"""Values with which such a field asks for nothing."""
 
 STRUCTURED_FIELDS = frozenset(
     {
@@ -99,9 +102,13 @@ STRUCTURED_FIELDS = frozenset(
 )
 """Constraints that an engine enforces with a grammar."""
 
+THINKING_BUDGET_FIELDS = frozenset({"max_thinking_tokens", "thinking_budget", "thinking_token_budget"})
+"""Bounds that an engine counts over its own output."""
+
 LEAST_INT64, MOST_INT64 = -(1 << 63), (1 << 63) - 1
 MOST_LOGPROBS = 20
-MOST_STOP_STRINGS = 64
+MOST_STOP_STRINGS, MOST_STOP_CHARACTERS = 64, 8192
+MOST_BAD_WORDS, MOST_BAD_WORD_CHARACTERS = 1024, 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +148,30 @@ RANGES: Mapping[str, Range] = {
 
 def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObject]:
     """Return the fields that the gateway reads, checked, and the rest, which the engine gets as it is."""
-    refuse_internal(value)
-    for name in value:
-        if name in UNSUPPORTED_FIELDS and value[name] is not None:
+    refuse_internal(name for name, entry in value.items() if entry is not None)
+    for name in UNSUPPORTED_FIELDS & value.keys():
+        if value[name] not in ASKS_NOTHING:
             raise bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
     try:
-        fields = msgspec.convert(value, kind)
+        # Not strict: engines take "0.7" and 12.0 for numbers, and "true" for true.
+        fields = msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         raise name_field(error) from error
     check_ranges(fields)
     check_sequences(fields)
-    check_stop(fields)
-    rest = {name: entry for name, entry in value.items() if name not in OWN_FIELDS and entry is not None}
+    check_texts(fields)
+    own = OWN_FIELDS | UNSUPPORTED_FIELDS
+    rest = {name: entry for name, entry in value.items() if name not in own and entry is not None}
+    check_depth(rest)
     return fields, rest
+
+
+def check_depth(value: JsonObject) -> None:
+    """Refuse what is nested too deeply to be written again. Raises ApiError."""
+    try:
+        orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise bad_field(None, "The request body is nested too deeply.", "invalid_value") from error
 
 
 def refuse_internal(names: Iterable[str]) -> None:
@@ -196,17 +214,23 @@ def check_sequences(fields: GenerationFields) -> None:
         raise bad_field("use_beam_search", "Beam search is not supported.", "unsupported_field")
     if fields.prompt_logprobs is not None:
         raise bad_field("prompt_logprobs", "prompt_logprobs is not supported.", "unsupported_field")
-    if fields.stream_options is not None and not fields.stream:
+    if fields.stream_options not in (None, StreamOptions()) and not fields.stream:
         raise bad_field("stream_options", "stream_options is only allowed when stream is true.")
 
 
-def check_stop(fields: GenerationFields) -> None:
-    """Check the stop strings."""
+def check_texts(fields: GenerationFields) -> None:
+    """Check the stop strings and the forbidden words."""
     stop = stop_strings(fields)
     if any(not text for text in stop):
         raise bad_field("stop", "A stop string must not be empty.", "invalid_value")
-    if len(stop) > MOST_STOP_STRINGS:
-        raise bad_field("stop", f"There may be at most {MOST_STOP_STRINGS} stop strings.", "invalid_value")
+    limits = (
+        ("stop", stop, MOST_STOP_STRINGS, MOST_STOP_CHARACTERS),
+        ("bad_words", fields.bad_words or (), MOST_BAD_WORDS, MOST_BAD_WORD_CHARACTERS),
+    )
+    for name, texts, most, characters in limits:
+        if len(texts) > most or sum(map(len, texts)) > characters:
+            message = f"{name} may hold at most {most} texts and {characters} characters."
+            raise bad_field(name, message, "invalid_value")
 
 
 def stop_strings(fields: GenerationFields) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from backends.types import Sampling
 from gateway.api.body import JsonObject
 from gateway.api.errors import ApiError, bad_field
-from gateway.api.fields import is_structured, stop_strings
+from gateway.api.fields import THINKING_BUDGET_FIELDS, is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
 from gateway.relay.types import GenerationRequest
 from gateway.text.message import MessageReader
@@ -104,6 +104,9 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
     for prompt in prompts:
         check_prompt_limit(len(prompt), prompted.prompt_field, caller)
     limits = [fit_limit(prompt, prompted, model, tenant_limits.max_output_tokens) for prompt in prompts]
+    for prompt, limit in zip(prompts, limits, strict=True):
+        if (fields.min_tokens or 0) > (model.context_tokens - len(prompt) if limit is None else limit):
+            raise bad_field("min_tokens", "min_tokens must not be more than the answer may have.", "invalid_value")
     options = fields.stream_options
     sampling = make_sampling(fields, rest, prompted.logprobs)
     features = find_features(fields, rest, sampling, model, limits[0])
@@ -266,6 +269,7 @@ def find_features(
         multi_token_bad_words=any(has_several_tokens(word, model) for word in fields.bad_words or ()),
         seeded=sampling.seed is not None,
         temperature=sampling.temperature,
+        thinking_budget=not THINKING_BUDGET_FIELDS.isdisjoint(rest),
         tools=isinstance(fields, ChatFields) and bool(fields.tools),
         logprobs=sampling.logprobs is not None,
         max_tokens=max_tokens,

@@ -16,7 +16,7 @@ from gateway.api.client import Client, send_whole
 from gateway.api.edge import cut_connection
 from gateway.api.endpoint import Access, Limits, check_header_size, make_caller, parse, send_error
 from gateway.api.errors import ApiError, bad_field, from_generation
-from gateway.api.fields import refuse_internal
+from gateway.api.fields import check_depth, refuse_internal
 from gateway.api.gate import Entry, Gate
 from gateway.api.job import Caller
 from gateway.api.models import is_allowed, no_such_model, resolve_name
@@ -58,7 +58,8 @@ class Passing:
     async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a parsed body on, written anew. Raises ApiError, AnswerBroken."""
         model = find_model(value.get("model"), caller)
-        refuse_internal(value)
+        refuse_internal(name for name, entry in value.items() if entry is not None)
+        check_depth(value)
         request_id = f"req-{uuid.uuid4().hex}"
         picked = pick_request_headers(headers, JSON, request_id)
         body = orjson.dumps(value | {"model": model})

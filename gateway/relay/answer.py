@@ -1,6 +1,7 @@
 """Runs one answer: feeds the splice with what engines, link and clock do, and carries out what it says."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ from gateway.relay.types import AnswerEvent, Finish, GenerationFailed, Generatio
 from gateway.telemetry.record import Record
 from policies.rules import RelayRules
 from policies.types import Plan
+
+log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0
 """How long a leg that said its last word may take to end its stream, so that its connection can be used again."""
@@ -269,6 +272,7 @@ class RelayAnswer:
         self._started_on[start.leg] = instance
         self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s)
         task = self._spawn(self._pump(start, instance, request))
+        task.add_done_callback(lambda done: self._on_pumped(start.leg, done))
         self._legs[start.leg] = _Running(start, instance, task)
 
     def _close(self, leg: LegId) -> None:
@@ -295,6 +299,12 @@ class RelayAnswer:
         else:
             self._record.leg_ended(start, instance.spec.id, "ended")
             self._mailbox.post(LegEnded(start.leg))
+
+    def _on_pumped(self, leg: LegId, done: asyncio.Task[None]) -> None:
+        """An adapter that raised what it may not raise has failed, too: nobody must wait for its leg."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("leg %s of %s ended by %s", leg, self._course.request.request_id, type(error).__name__)
+            self._mailbox.post(LegFailed(leg))
 
     async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         pace = Pace(self._pools.clock())

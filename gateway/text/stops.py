@@ -1,6 +1,19 @@
 """Stop strings over a text that arrives in pieces of any size."""
 
 from collections.abc import Sequence
+from functools import lru_cache
+
+
+@lru_cache(maxsize=128)
+def find_fallbacks(text: str) -> tuple[int, ...]:
+    """Return for each of the text's prefixes the length of the longest shorter prefix that it ends with."""
+    fallback = [0] * len(text)
+    for end in range(1, len(text)):
+        length = fallback[end - 1]
+        while length and text[end] != text[length]:
+            length = fallback[length - 1]
+        fallback[end] = length + (text[end] == text[length])
+    return tuple(fallback)
 
 
 class StopString:
@@ -14,12 +27,7 @@ class StopString:
     def __init__(self, text: str) -> None:
         self.text = text
         self.matched = 0
-        self._fallback = [0] * len(text)
-        for end in range(1, len(text)):
-            length = self._fallback[end - 1]
-            while length and text[end] != text[length]:
-                length = self._fallback[length - 1]
-            self._fallback[end] = length + (text[end] == text[length])
+        self._fallback = find_fallbacks(text)
 
     def feed(self, piece: str, may_stop: bool) -> int | None:
         """Read a piece; return the index in it after the first complete match, or None.

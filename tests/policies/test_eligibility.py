@@ -32,6 +32,7 @@ CASES = [
     (replace(PLAIN, seeded=True), "seeded_sampling"),
     (replace(PLAIN, seeded=True, temperature=None), "seeded_sampling"),
     (replace(PLAIN, seeded=True, temperature=0.0), None),
+    (replace(PLAIN, thinking_budget=True), "thinking_budget"),
     (replace(PLAIN, multimodal=True), "multimodal"),
     (replace(PLAIN, echo=True), "echo"),
     (replace(PLAIN, prompt_logprobs=True), "prompt_logprobs"),

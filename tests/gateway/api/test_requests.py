@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.api.body import UNIQUE_KEYS
-from gateway.api.fields import INTERNAL_FIELDS
+from gateway.api.fields import INTERNAL_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS
 from gateway.text.model import ServedModel
 from policies.eligibility import unsplittable_reason
 from policies.tenant_rules import SplittingRules
@@ -58,16 +58,18 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 10**9}, "max_tokens"),
     ({"max_tokens": 10**30}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"),
-    ({"max_tokens": "12"}, "max_tokens"),
+    ({"max_tokens": "twelve"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
     ({"max_completion_tokens": 4096}, "max_completion_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
+    ({"min_tokens": 11, "max_tokens": 10}, "min_tokens"),
+    ({"min_tokens": 4096}, "min_tokens"),
     ({"n": 0}, "n"),
     ({"n": 1000}, "n"),
     ({"best_of": 3}, "best_of"),
     ({"use_beam_search": True}, "use_beam_search"),
     ({"temperature": -0.1}, "temperature"),
-    ({"temperature": "0.7"}, "temperature"),
+    ({"temperature": "nan"}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.01}, "top_p"),
     ({"top_k": -2}, "top_k"),
@@ -82,14 +84,18 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"stop": ["a", 3]}, "stop[1]"),
     ({"stop": ["a", ""]}, "stop"),
     ({"stop": ["a"] * 65}, "stop"),
+    ({"stop": "a" * 8193}, "stop"),
+    ({"bad_words": ["a"] * 1025}, "bad_words"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": {"name": "f"}}, "function_call"),
     ({"stop_token_ids": [-1]}, "stop_token_ids"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": 3}, "logprobs"),
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
-    ({"stream": "true"}, "stream"),
+    ({"stream": "perhaps"}, "stream"),
     ({"stream_options": {"include_usage": True}}, "stream_options"),
-    ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"stream": True, "stream_options": {"include_usage": 2}}, "stream_options.include_usage"),
     ({"model": 3}, "model"),
     ({"model": None}, "model"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
@@ -146,11 +152,13 @@ async def test_bad_completion_field(server: AppServer, change: dict[str, Any], p
 )
 @pytest.mark.parametrize("path", ["chat/completions", "completions"])
 async def test_internal_field(server: AppServer, generator: ScriptedGenerator, name: str, path: str) -> None:
-    """Fields that steer engines are refused by name, whatever their value."""
+    """Fields that steer engines are refused by name, whatever they say; null says nothing and goes nowhere."""
     base = CHAT if path.startswith("chat") else COMPLETION
-    for value in (None, {"remote_host": "10.0.0.1"}, "x"):
+    for value in (False, {"remote_host": "10.0.0.1"}, "x"):
         assert await refused(server, path, {**base, name: value}) == (400, name, "internal_field")
     assert generator.answers == []
+    assert (await post(server, path, {**base, name: None}))[0] == 200
+    assert generator.requests[0].sampling.extra == {}
 
 
 @pytest.mark.parametrize(
@@ -280,7 +288,8 @@ async def test_unread_fields(server: AppServer, generator: ScriptedGenerator) ->
         ({"repetition_penalty": 1.1}, None),
         ({"response_format": {"type": "json_object"}}, "structured_output"),
         ({"response_format": {"type": "text"}}, None),
-        ({"guided_regex": "a+"}, "structured_output"),
+        *(({name: "a+"}, "structured_output") for name in sorted(STRUCTURED_FIELDS)),
+        *(({name: 100}, "thinking_budget") for name in sorted(THINKING_BUDGET_FIELDS)),
         ({"bad_words": ["quick brown"]}, "bad_words"),
         ({"max_tokens": 1}, "single_token"),
         ({"n": 2}, None),

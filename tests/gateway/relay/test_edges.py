@@ -1,0 +1,179 @@
+"""Answers at their edges: a first token that is the last, a full context, engines that are silent, refuse or break."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from backends.types import LegChunk, LegRequest, Sampling
+from backends.vllm import VllmEngine
+from gateway.relay.types import AnswerEvent, GenerationFailed, GenerationRequest, KeepAlive
+from policies.eligibility import RequestFeatures
+from tests.fakes.gates import HoldGate
+from tests.fakes.script import EOS, Cut, Refuse, Script, continuation, eos_after
+from tests.gateway.relay.stage import (
+    MODEL,
+    PROMPT,
+    finish_of,
+    ids_of,
+    open_stage,
+    read,
+    roles_of,
+    unsplit,
+)
+
+SMALL = ("p1", "rld1", "md1")
+CONTEXT_TOKENS = 8192
+REFUSAL = Refuse(400, {"error": {"message": "logit_bias is odd", "param": "logit_bias"}})
+
+
+@pytest.mark.parametrize("by", ["eos", "stop_token"])
+async def test_the_first_token_may_end_the_answer(by: str) -> None:
+    """SPL-16: EOS or the client's stop token from P is the whole answer: nobody decodes, and no more KV crosses."""
+    async with open_stage(ids=SMALL) as stage:
+        changes: dict[str, Any] = {}
+        if by == "eos":
+            stage.engines["p1"].model = eos_after(len(PROMPT))
+        else:
+            changes["sampling"] = Sampling(stop_token_ids=(unsplit(1)[0],))
+        events = await read(stage.ask(**changes))
+        finish = finish_of(events)
+        assert ids_of(events) == [EOS if by == "eos" else unsplit(1)[0]]
+        assert (finish.reason, finish.terminator, finish.completion_tokens) == ("stop", True, 1)
+        await stage.quiet()
+        assert not stage.engines["rld1"].calls and not stage.engines["md1"].calls
+        assert {transfer.state for transfer in stage.path.transfers} == {"aborted"}
+
+
+@pytest.mark.parametrize("room", [1, 2, 12])
+async def test_the_context_is_never_left(room: int) -> None:
+    """SPL-17: without a limit of the client's the context's end is the answer's, and no leg asks for more than fits."""
+    async with open_stage({"handoff": {"mode": "one_shot"}}, ids=SMALL) as stage:
+        stage.path.is_instant = True
+        prompt = [100 + token % 800 for token in range(CONTEXT_TOKENS - room)]
+        events = await read(stage.service.generate(GenerationRequest("full", MODEL, prompt, None)))
+        assert ids_of(events) == continuation(prompt, room)
+        assert finish_of(events).reason == "length"
+        await stage.quiet()
+        calls = [call for engine in stage.engines.values() for call in engine.calls]
+        assert all(len(call.prompt) + call.body["max_tokens"] <= CONTEXT_TOKENS for call in calls)
+        assert {call.state for call in calls} <= {"ended", "aborted"}
+
+
+async def test_no_room_at_all_is_refused() -> None:
+    """SPL-17: a prompt that fills the context starts no leg."""
+    async with open_stage(ids=SMALL) as stage:
+        with pytest.raises(GenerationFailed) as caught:
+            stage.service.generate(GenerationRequest("full", MODEL, [100] * CONTEXT_TOKENS, None))
+        assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
+        assert not stage.engines["p1"].calls
+
+
+async def test_cached_tokens_are_those_of_prefill() -> None:
+    """SPL-29: what P found in its cache is told, not what the decode engines got from it."""
+    async with open_stage({"handoff": {"mode": "one_shot"}}, ids=SMALL) as stage:
+        stage.path.is_instant = True
+        for id_, cached in (("p1", 48), ("rld1", 192), ("md1", 208)):
+            stage.engines[id_].script = Script(cached_tokens=cached)
+        events = await read(stage.ask())
+        assert roles_of(events)[-1] == "MD" and finish_of(events).cached_tokens == 48
+
+
+async def test_a_silent_md_does_not_stop_the_answer() -> None:
+    """SPL-46: MD takes the extend and says nothing; its patience over, RLD ends the answer."""
+    rules = {"relay": {"extend_timeout_s": 0.1, "transfer_retry_backoff_s": 5}}
+    async with open_stage(rules, ids=SMALL) as stage:
+        gate = HoldGate()
+        stage.engines["rld1"].scripts.append(Script(holds={8: gate}))
+        stage.engines["md1"].script = Script(arrival=HoldGate())
+        stage.path.is_instant = True
+        answering = asyncio.create_task(read(stage.ask()))
+        await stage.engines["md1"].calls_made()
+        await stage.engines["md1"].idle()
+        gate.open()
+        assert ids_of(await answering) == unsplit()
+        assert stage.engines["md1"].calls[0].state == "aborted"
+
+
+async def test_a_refused_extend_lets_rld_end_the_answer() -> None:
+    """SPL-25: MD refuses the hand-off as a bad request: the client, which has tokens, gets the rest from RLD."""
+    async with open_stage({"relay": {"transfer_retry_backoff_s": 5}}, ids=SMALL) as stage:
+        gate = HoldGate()
+        stage.engines["rld1"].scripts.append(Script(holds={8: gate}))
+        stage.engines["md1"].script = Script(fault=REFUSAL)
+        stage.path.is_instant = True
+        answering = asyncio.create_task(read(stage.ask()))
+        await stage.engines["md1"].calls_made()
+        gate.open()
+        assert ids_of(await answering) == unsplit()
+        await stage.quiet()
+
+
+async def test_a_decode_refusal_is_the_clients_status() -> None:
+    """STR-08: where MD makes the whole answer and refuses it, the client gets MD's 4xx and no empty answer."""
+    async with open_stage(ids=SMALL) as stage:
+        stage.path.is_instant = True
+        stage.engines["md1"].script = Script(fault=REFUSAL)
+        with pytest.raises(GenerationFailed) as caught:
+            await read(stage.ask(features=RequestFeatures(structured_output=True)))
+        assert (caught.value.status, caught.value.param) == (400, "logit_bias")
+
+
+async def test_failures_are_remembered_from_one_request_to_the_next() -> None:
+    """SPL-31: an MD that fails every leg is soon left alone, though each request would prefer it for its cache."""
+    async with open_stage(hits=dict.fromkeys(("p1", "p2", "rld1", "rld2", "md2"), 0) | {"md1": 192}) as stage:
+        stage.path.is_instant = True
+        stage.engines["md1"].script = Script(fault=Cut(None))
+        for _ in range(30):
+            assert ids_of(await read(stage.ask(max_tokens=3))) == unsplit(3)
+        assert 2 <= len(stage.engines["md1"].calls) <= 10
+
+
+@pytest.mark.parametrize("before_the_first_token", [True, False])
+async def test_silence_is_told(before_the_first_token: bool) -> None:
+    """STR-16: whether P computes or RLD pauses, the client gets a sign of life each time the interval is over."""
+    async with open_stage({"relay": {"keepalive_s": 0.02}}, ids=SMALL) as stage:
+        gate = HoldGate()
+        if before_the_first_token:
+            stage.engines["p1"].script = Script(arrival=gate)
+        else:
+            stage.engines["rld1"].script = Script(holds={5: gate})
+        alive = 0
+
+        def note(event: AnswerEvent) -> None:
+            nonlocal alive
+            alive += isinstance(event, KeepAlive) and gate.arrived > 0
+            if alive == 3:
+                gate.open()
+
+        assert ids_of(await read(stage.ask(), note)) == unsplit()
+        assert alive >= 3
+        stage.path.transfers[-1].complete()
+        await stage.quiet()
+
+
+class BrokenEngine(VllmEngine):
+    """An adapter that raises what no adapter may raise."""
+
+    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+        """Fail after a chunk."""
+        yield LegChunk((7,))
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("id_", ["p1", "rld1"])
+async def test_an_adapter_that_breaks_ends_its_leg(id_: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever an adapter raises, the answer goes on elsewhere or fails; nobody waits for ever."""
+    rules = {"relay": {"max_attempts": 2, "transfer_retry_backoff_s": 0.01, "transfer_retry_backoff_max_s": 0.01}}
+    async with open_stage(rules, ids=SMALL) as stage:
+        instance = stage.pools[id_]
+        instance.engine = BrokenEngine(id_, instance.spec.url)
+        events: list[AnswerEvent] = []
+        try:
+            await read(stage.ask(max_tokens=6), events.append)
+        except GenerationFailed as failure:
+            assert failure.status == 502
+        assert ids_of(events)
+        assert "ZeroDivisionError" in caplog.text
+        await instance.engine.aclose()
