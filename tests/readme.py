@@ -1,6 +1,8 @@
 """The tables of README.md that are made from the code: ``python -m tests.readme`` writes them, a test compares them."""
 
+import argparse
 import ast
+import importlib
 import inspect
 import re
 from pathlib import Path
@@ -85,8 +87,26 @@ def _exposed(metric: Metric) -> str:
 
 
 def command_rows() -> list[str]:
-    """One row for each command."""
-    return [f"| `pdd {name}` | {text} |" for name, (_, text) in COMMANDS.items()]
+    """One row for each command, and one for each of its verbs."""
+    rows = []
+    for name, (module_name, text) in COMMANDS.items():
+        rows.append(f"| `pdd {name}` | {text} |")
+        if module_name.startswith("gateway.cli."):  # the others need more than the gateway, and have no verbs
+            parser = argparse.ArgumentParser()
+            command: Any = importlib.import_module(module_name)
+            command.add_arguments(parser)
+            rows += verb_rows(name, parser)
+    return rows
+
+
+def verb_rows(name: str, parser: argparse.ArgumentParser) -> list[str]:
+    """One row for each subcommand of a command."""
+    return [
+        f"| `pdd {name} {verb.dest}` | {verb.help} |"
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for verb in action._choices_actions
+    ]
 
 
 def module_rows() -> list[str]:
