@@ -34,7 +34,7 @@ slow: install
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
 e2e: install .venv-e2e/.installed
 	timeout --kill-after=10 900 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=780 tests/e2e
-	timeout --kill-after=10 300 $(BIN)/pytest -m "e2e and nixl" --session-timeout=240 tests/e2e
+	timeout --kill-after=10 420 $(BIN)/pytest -m "e2e and nixl" --session-timeout=330 tests/e2e
 
 .venv-e2e/.installed: tests/e2e/setup.py
 	$(BIN)/python -m tests.e2e.setup .venv-e2e
