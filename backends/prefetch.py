@@ -41,9 +41,13 @@ class _Polled(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How to ask: chunks of one slice, and pauses in seconds."""
+    """How to ask: least chunks of one slice, most slices of one prompt, and pauses in seconds.
+
+    Every slice names the whole prefix again, so that many slices of a long prompt would be much to say.
+    """
 
     slice_chunks: int = 4
+    most_slices: int = 16
     poll_interval_s: float = POLL_INTERVAL_S
     again_interval_s: float = AGAIN_INTERVAL_S
 
@@ -66,8 +70,9 @@ class PrefetchPath:
         end_s = asyncio.get_running_loop().time() + request.deadline_s
         with self._open.counted(request) as counted:
             yield TransferProgress("open", total, 0, 0, 0)
-            for first in range(0, total, self._pace.slice_chunks):
-                done = min(first + self._pace.slice_chunks, total)
+            step = max(self._pace.slice_chunks, -(-total // self._pace.most_slices))
+            for first in range(0, total, step):
+                done = min(first + step, total)
                 await self._fetch(request, done * request.chunk_tokens, end_s)
                 counted.left_bytes = (total - done) * chunk_bytes
                 if done < total:

@@ -85,6 +85,14 @@ async def test_a_prompt_is_asked_for_in_growing_prefixes(server: FakeCacheServer
     ]
 
 
+async def test_long_prompts_have_larger_slices(server: FakeCacheServer) -> None:
+    """However long the prompt, it is asked for in no more than a bounded number of slices."""
+    path = PrefetchPath(CacheServer(server.url), pace=Pace(2, most_slices=3, poll_interval_s=0.001))
+    seen = await read(path, request(10))
+    assert server.asked_tokens == [64, 128, 160] and seen[-1].chunks_done == 10
+    await path.aclose()
+
+
 async def test_stopping_asks_for_no_more_slices(server: FakeCacheServer, path: PrefetchPath) -> None:
     """A transfer that is closed after its first slice leaves the others alone."""
     async with aclosing(path.transfer(request(9))) as stream:
