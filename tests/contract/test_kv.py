@@ -10,6 +10,7 @@ from tests.contract.prompts import PROMPT, RECORDINGS
 from tests.fakes.cache_server import FakeCacheServer
 
 LENT = (RECORDINGS / "lend.json").read_bytes()
+STATUS = msgspec.json.decode((RECORDINGS / "lmcache_status.json").read_bytes())
 
 
 def test_lent_kv() -> None:
@@ -30,11 +31,10 @@ def test_ticket_is_sent_on_unread() -> None:
 
 async def test_cache_server_status() -> None:
     """The server tells which engines it knows, and an incarnation that is its own."""
-    recorded = msgspec.json.decode((RECORDINGS / "lmcache_status.json").read_bytes())
     async with FakeCacheServer() as fake:
-        fake.status = recorded
+        fake.status = STATUS
         server = CacheServer(fake.url)
         status = await server.status()
         await server.aclose()
     assert status.engines == 1
-    assert status.boot_id == str(recorded["kv_events"]["incarnation"])
+    assert status.boot_id == str(STATUS["kv_events"]["incarnation"])
