@@ -155,6 +155,9 @@ class UpstreamSettings(Section, frozen=True):
     models: Annotated[
         tuple[Name, ...] | None, Meta(description="What it serves; null: what its ``/v1/models`` lists.")
     ] = None
+    region: Annotated[
+        Name | None, Meta(description="Where it stands; null: tenants that are pinned to regions are not sent there.")
+    ] = None
     paths: Annotated[
         tuple[str, ...] | None, Meta(description="Paths that it is asked at; null: all that are passed on.")
     ] = None

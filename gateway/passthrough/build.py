@@ -58,6 +58,7 @@ def _read_spec(upstream: UpstreamSettings) -> UpstreamSpec:
         url=upstream.url,
         models=None if upstream.models is None else frozenset(upstream.models),
         paths=None if upstream.paths is None else frozenset(upstream.paths),
+        region=upstream.region,
         api_key=read_key(f"upstreams[{upstream.id}].api_key_env", upstream.api_key_env),
         max_running=upstream.max_running,
         first_byte_timeout_s=upstream.first_byte_timeout_s,

@@ -25,7 +25,7 @@ from gateway.control.usage import Use
 from gateway.passthrough.forward import PassedRequest, pass_on
 from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
-from gateway.passthrough.paths import PASSED_PATHS, Form
+from gateway.passthrough.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, Form
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
 from gateway.relay.types import GenerationFailed
@@ -62,9 +62,10 @@ class Passing:
         check_depth(value)
         request_id = f"req-{uuid.uuid4().hex}"
         picked = pick_request_headers(headers, JSON, request_id)
-        body = orjson.dumps(value | {"model": model})
+        salt = self._find_salt(path, model, caller)
+        body = orjson.dumps(value | {"model": model} | ({} if salt is None else {"cache_salt": salt}))
         most_tokens = max((value[name] for name in OUTPUT_LIMITS if type(value.get(name)) is int), default=0)
-        request = PassedRequest(request_id, path, model, body, picked)
+        request = PassedRequest(request_id, path, model, body, picked, caller.rules.regions)
         await self._pass_on(request, caller, max(0, most_tokens), client)
 
     async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
@@ -82,7 +83,18 @@ class Passing:
         named[0] = replace(named[0], content=model.encode())
         data, content_type = write_form([named[0] if part.name == "model" else part for part in parts])
         picked = pick_request_headers(headers, content_type, request_id)
-        await self._pass_on(PassedRequest(request_id, path, model, data, picked), caller, 0, client)
+        await self._pass_on(
+            PassedRequest(request_id, path, model, data, picked, caller.rules.regions), caller, 0, client
+        )
+
+    def _find_salt(self, path: str, model: str, caller: Caller) -> str | None:
+        """The tenant's salt, where an engine of the gateway's own takes it. Raises ApiError where it takes none."""
+        if caller.cache_salt is None or model not in self.servers.own_models:
+            return None
+        if path in UNSALTED_PATHS:
+            message = f"The model {model!r} is not served at {path} while tenants' caches are kept apart."
+            raise ApiError(404, message, code="unsupported_path", param="model")
+        return caller.cache_salt if path in SALTED_PATHS else None
 
     async def _pass_on(self, request: PassedRequest, caller: Caller, most_output_tokens: int, client: Client) -> None:
         servers = self.servers

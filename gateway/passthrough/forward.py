@@ -5,7 +5,7 @@ not give is tried there, any other goes to the client. From the first byte on th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -38,6 +38,8 @@ class PassedRequest:
     model: str
     body: bytes
     headers: Mapping[str, str]
+    regions: Collection[str] | None = None
+    """Where its servers must stand; None: anywhere."""
 
 
 class Refused(Exception):
@@ -55,7 +57,7 @@ async def pass_on(request: PassedRequest, servers: Servers, client: Client, reco
     """Pass a request on and relay the answer. Raises ApiError while nothing was sent, AnswerBroken after that."""
     tried: set[str] = set()
     refused: Refused | None = None
-    while (server := servers.choose(request.model, request.path, tried)) is not None:
+    while (server := servers.choose(request.model, request.path, tried, request.regions)) is not None:
         tried.add(server.id)
         record.tried(server.id)
         with server.occupied():

@@ -25,4 +25,9 @@ PASSED_PATHS: Mapping[str, Form] = {
 }
 """Paths that only ever pass on, and how their bodies come. The model is a field of the body."""
 
+SALTED_PATHS = frozenset({"/v1/responses"})
+"""Where an engine takes the tenant's cache salt as a field of the body."""
+UNSALTED_PATHS = frozenset({"/v1/messages"})
+"""Where an engine fills its prefix cache and takes no salt: not for tenants whose caches are kept apart."""
+
 ALL_PATHS = (*GENERATION_PATHS, *PASSED_PATHS)

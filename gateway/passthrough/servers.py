@@ -22,6 +22,11 @@ class Server(Protocol):
         ...
 
     @property
+    def region(self) -> str | None:
+        """Where it stands; None: that is not known."""
+        ...
+
+    @property
     def origin(self) -> Origin:
         """Its connections."""
         ...
@@ -60,6 +65,11 @@ class EngineServer:
         """Name of the instance."""
         return self.instance.spec.id
 
+    @property
+    def region(self) -> str:
+        """Where the instance stands."""
+        return self.instance.spec.region
+
     def occupied(self) -> AbstractContextManager[None]:
         """Count one request as running, as legs are counted."""
         return self.instance.occupied()
@@ -95,9 +105,17 @@ class Servers:
             return path not in GENERATION_PATHS
         return any(upstream.offers(model, path) for upstream in self.upstreams)
 
-    def choose(self, model: str, path: str, tried: Collection[str]) -> Server | None:
-        """Return the server to try next; None: none is left that is up and has room."""
-        found = self._engines(model, tried) if model in self.own_models else self._upstreams(model, path, tried)
+    def choose(
+        self, model: str, path: str, tried: Collection[str] = (), regions: Collection[str] | None = None
+    ) -> Server | None:
+        """Return the server to try next; None: none is left that is up, has room and stands in one of ``regions``.
+
+        An upstream that is not said to stand anywhere is in no region.
+        """
+        found = self._engines(model) if model in self.own_models else self._upstreams(model, path)
+        found = [
+            entry for entry in found if entry[2].id not in tried and (regions is None or entry[2].region in regions)
+        ]
         if not found:
             return None
         _, _, server = min(found, key=lambda entry: entry[:2])
@@ -110,17 +128,16 @@ class Servers:
         for origin in self._origins.values():
             await origin.aclose()
 
-    def _upstreams(self, model: str, path: str, tried: Collection[str]) -> list[tuple[float, int, Server]]:
+    def _upstreams(self, model: str, path: str) -> list[tuple[float, int, Server]]:
         return [
             (upstream.in_flight / upstream.max_running, self._turns.get(upstream.id, 0), upstream)
             for upstream in self.upstreams
-            if upstream.reachable and upstream.id not in tried and upstream.offers(model, path)
-            if upstream.in_flight < upstream.max_running
+            if upstream.reachable and upstream.in_flight < upstream.max_running and upstream.offers(model, path)
         ]
 
-    def _engines(self, model: str, tried: Collection[str]) -> list[tuple[float, int, Server]]:
+    def _engines(self, model: str) -> list[tuple[float, int, Server]]:
         now_s = self.pools.clock()
-        usable = [i for i in self.pools.of_model(model) if i.usable(now_s) and i.spec.id not in tried]
+        usable = [i for i in self.pools.of_model(model) if i.usable(now_s)]
         main = [instance for instance in usable if instance.spec.role is Role.MD]
         return [
             (instance.view(now_s).load, self._turns.get(instance.spec.id, 0), self._engine(instance))

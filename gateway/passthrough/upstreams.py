@@ -25,6 +25,7 @@ class UpstreamSpec:
     url: str
     models: frozenset[str] | None = None
     paths: frozenset[str] | None = None
+    region: str | None = None
     api_key: str | None = field(default=None, repr=False)
     max_running: int = 64
     first_byte_timeout_s: float = 600.0
@@ -54,6 +55,11 @@ class Upstream:
     def id(self) -> str:
         """Name in the configuration, metrics and timelines."""
         return self.spec.id
+
+    @property
+    def region(self) -> str | None:
+        """Where it stands; None: nobody says."""
+        return self.spec.region
 
     @property
     def max_running(self) -> int:

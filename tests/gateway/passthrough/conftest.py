@@ -21,17 +21,17 @@ __all__ = ["model_dir"]
 
 
 class WiderEngine(FakeEngine):
-    """An engine that has ``/tokenize`` beside its completions; ``tokenized`` are the bodies that came there."""
+    """An engine that has more paths than its completions; ``passed`` are the bodies that came there."""
 
     def __init__(self, name: str, served_model: str) -> None:
         super().__init__(name, served_model=served_model)
-        self.tokenized: list[bytes] = []
+        self.passed: list[bytes] = []
 
     async def _app(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["path"] != "/tokenize":
+        if scope["path"] not in ("/tokenize", "/v1/responses", "/v1/messages"):
             await super()._app(scope, receive, send)
             return
-        self.tokenized.append((await receive())["body"])
+        self.passed.append((await receive())["body"])
         await answer(send, 200, {"tokens": [1, 2]}, {"content-type": "application/json"})
 
 

@@ -1,10 +1,18 @@
 """Requests for upstreams' models are passed on as they are, and nothing of the gateway's leaks either way."""
 
+import asyncio
 import json
+from dataclasses import replace
 
 import pytest
+from starlette.datastructures import Headers
+from starlette.types import Message
 
+from gateway.api.client import Client
+from gateway.api.errors import ApiError
+from gateway.api.job import Caller
 from gateway.passthrough.paths import PASSED_PATHS
+from policies.rules import parse_rules
 from tests.fakes.gates import HoldGate
 from tests.fakes.upstream import JSON, NOTHING, SSE, Say
 from tests.gateway.passthrough.conftest import Rig
@@ -132,7 +140,7 @@ async def test_an_engine_is_asked_for_the_gateways_own_model(rig: Rig) -> None:
     """What the gateway does not answer itself for its models goes to a main-decode engine that may have it."""
     answer = await rig.client.post("/tokenize", json={"model": "tiny", "prompt": "x"})
     assert answer.json() == {"tokens": [1, 2]}
-    assert json.loads(rig.md.tokenized[0]) == {"model": "tiny", "prompt": "x"}
+    assert json.loads(rig.md.passed[0]) == {"model": "tiny", "prompt": "x"}
     answer = await rig.client.post("/v1/embeddings", json={"model": "tiny", "input": "x"})
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "Not Found")
 
@@ -164,3 +172,42 @@ async def test_a_server_without_answer_costs_the_client_nothing(rig: Rig) -> Non
     rig.upstreams[0].say = NOTHING
     assert (await rig.ask(CHAT)).json() == {"ok": True}
     assert len(rig.upstreams[1].asked) == 1
+
+
+async def test_a_pinned_tenant_stays_in_its_regions(rig: Rig) -> None:
+    """Rules that name regions hold for engines, and for upstreams, which must say where they stand."""
+    for region, status in (("a", 200), ("b", 503)):
+        rig.gateway.rulebook.replace(parse_rules({"regions": [region]}))
+        answer = await rig.client.post("/tokenize", json={"model": "tiny", "prompt": "x"})
+        assert answer.status_code == status
+        assert (await rig.ask(CHAT)).status_code == 503
+    assert not rig.upstreams[0].asked
+    upstream = rig.gateway.passing.servers.upstreams[0]
+    upstream.spec = replace(upstream.spec, region="b")
+    assert (await rig.ask(CHAT)).status_code == 200
+
+
+async def test_engines_get_the_tenants_salt_or_nothing(rig: Rig) -> None:
+    """Where an engine would cache a prompt the tenant's salt goes with it; without a way to say it, it is not asked."""
+    client, passing = Client(receive, send, 10.0), rig.gateway.passing
+    caller, value = Caller("t", cache_salt="salt-of-t"), {"model": "tiny", "input": "x"}
+    async with client:
+        await passing.pass_object("/v1/responses", value, Headers(), caller, client)
+        await passing.pass_object("/tokenize", value, Headers(), caller, client)
+        with pytest.raises(ApiError, match="caches are kept apart"):
+            await passing.pass_object("/v1/messages", value, Headers(), caller, client)
+        await passing.pass_object("/v1/messages", value, Headers(), Caller("t"), client)
+    assert [json.loads(body).get("cache_salt") for body in rig.md.passed] == ["salt-of-t", None, None]
+    async with client:
+        await passing.pass_object("/v1/responses", value | {"model": "guest"}, Headers(), caller, client)
+    assert b"salt-of-t" not in rig.upstreams[0].asked[0].body
+
+
+async def receive() -> Message:
+    """Wait for a client that stays."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def send(message: Message) -> None:
+    """Take an answer that nobody reads."""
