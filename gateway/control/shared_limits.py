@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha1
 from itertools import islice
 from typing import Any
 
@@ -28,6 +29,9 @@ _MOST_AT_ONCE = 512
 _NO_LIMIT = -1
 _REFUSERS: tuple[Limit | None, ...] = (None, "requests", "tokens", "concurrent")
 _RENEWALS_A_LEASE = 4
+_LAST_TIMEOUT_S = 2.0
+"""When the process ends nobody waits for an admission any more."""
+_ADMIT, _SETTLE, _RENEW = (sha1(script.encode()).hexdigest() for script in (ADMIT, SETTLE, RENEW))
 
 
 @dataclass(slots=True, eq=False)
@@ -72,9 +76,6 @@ class SharedLimits:
             socket_connect_timeout=timeout_s,
             retry=Retry(NoBackoff(), 0),  # the next exchange is the retry
         )
-        self._admit = self._client.register_script(ADMIT)
-        self._settle = self._client.register_script(SETTLE)
-        self._renew = self._client.register_script(RENEW)
         self.up = False
 
     async def start(self) -> None:
@@ -88,7 +89,7 @@ class SharedLimits:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         if self.up:
-            await self.exchange()
+            await self.exchange(_LAST_TIMEOUT_S)
         await self._client.aclose()
 
     async def ask(self, lease: Lease, rates: Rates) -> Verdict | None:
@@ -120,14 +121,14 @@ class SharedLimits:
                 timer.cancel()
             await self.exchange()
 
-    async def exchange(self) -> bool:
-        """Send what is to be sent now, and see whether Redis answers."""
+    async def exchange(self, timeout_s: float | None = None) -> bool:
+        """Send what is to be sent now, and see whether Redis answers within ``timeout_s`` (None: the usual)."""
         self._wake.clear()
         asks, self._asks = self._asks[:_MOST_AT_ONCE], self._asks[_MOST_AT_ONCE:]
         ended = dict(islice(self._ended.items(), _MOST_AT_ONCE))
         replies: Sequence[Any] | None = None
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
                 replies = await self._send(asks, ended)
         except (RedisError, OSError) as error:
             if self.up:
@@ -150,8 +151,12 @@ class SharedLimits:
     async def _send(self, asks: Sequence[_Ask], ended: Mapping[str, tuple[str, int]]) -> list[Any]:
         async with self._client.pipeline(transaction=False) as pipeline:
             pipeline.ping()
+            if not self.up:
+                # Once for each connection to a server that may be new: a check before each exchange costs a round trip.
+                for script in (ADMIT, SETTLE, RENEW):
+                    pipeline.script_load(script)
             for lease_id, (tenant, unused_tokens) in ended.items():
-                await self._settle(self._keys(tenant), [lease_id, unused_tokens], client=pipeline)
+                pipeline.evalsha(_SETTLE, 2, *self._keys(tenant), lease_id, unused_tokens)
             # A Redis that was away is first asked whether it answers: what it may not know of need not be ended there.
             if not self.up:
                 self._renewed_s = 0.0
@@ -160,13 +165,13 @@ class SharedLimits:
                 for tenant, leases in self._running.items():
                     for lease in leases:
                         lease.in_redis = True
-                    arguments: list[str | int] = [self._lease_ms, *(lease.id for lease in leases)]
-                    await self._renew(self._keys(tenant)[1:], arguments, client=pipeline)
+                    ids = [lease.id for lease in leases]
+                    pipeline.evalsha(_RENEW, 1, self._keys(tenant)[1], self._lease_ms, *ids)
             for ask in asks:
                 rates = (ask.rates.requests_per_min, ask.rates.tokens_per_min, ask.rates.concurrent)
                 limits = [_NO_LIMIT if limit is None else limit for limit in rates]
-                arguments = [ask.lease.id, self._lease_ms, *limits, ask.lease.reserved_tokens]
-                await self._admit(self._keys(ask.lease.tenant), arguments, client=pipeline)
+                keys, lease = self._keys(ask.lease.tenant), ask.lease
+                pipeline.evalsha(_ADMIT, 2, *keys, lease.id, self._lease_ms, *limits, lease.reserved_tokens)
             return await pipeline.execute()
 
     def _answer(self, asks: Sequence[_Ask], replies: Sequence[Any] | None) -> None:
