@@ -7,7 +7,7 @@ from typing import Any
 from gateway.api.body import JsonObject
 from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import MOST_CHOICES, Caller, Job, Prompted, encode_prompt, make_job
+from gateway.api.job import MOST_CHOICES, Caller, Job, Prompted, encode_prompt, make_job, over_context
 from gateway.api.models import Models
 from gateway.api.wire import CompletionFields
 from gateway.text.model import ServedModel
@@ -32,7 +32,13 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
             text = partial(str, prompt)
             ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
         else:
-            check_ids(prompt, "prompt" if len(prompts) == 1 else f"prompt[{rank}]", model)
+            path = "prompt" if len(prompts) == 1 else f"prompt[{rank}]"
+            if len(prompt) >= model.context_tokens:
+                # Before its ids are looked at: they may be very many.
+                if fields.truncate_prompt_tokens is None:
+                    raise over_context(path, model, len(prompt))
+                prompt = prompt[-model.context_tokens :]
+            check_ids(prompt, path, model)
             ids.append(prompt)
     prompted = Prompted(
         id_prefix="cmpl",

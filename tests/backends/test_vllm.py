@@ -218,12 +218,15 @@ async def test_any_sequence_of_ids_is_a_prompt(fake: FakeEngine, engine: VllmEng
 
 
 async def test_api_key() -> None:
-    """The engine's own key goes out with each request, and a wrong one is not the client's fault."""
+    """OPS-04: the engine's own key goes out with each request, probes too; a wrong one is not the client's fault."""
     async with FakeEngine(api_key="secret") as fake:
         right, wrong = VllmEngine("e", fake.url, api_key="secret"), VllmEngine("e", fake.url)
         assert len(ids_of(await collect(right, leg()))) == 6
+        assert (await right.probe()).models == ("demo",)
         with pytest.raises(EngineFailed, match="API key"):
             await collect(wrong, leg())
+        with pytest.raises(EngineBroken, match="401"):
+            await wrong.probe()
         await right.aclose()
         await wrong.aclose()
 

@@ -140,7 +140,10 @@ class FakeEngine(AppServer):
         else:
             self.questions += 1
             self._watch.changed()
-            await self._small(scope["path"], send)
+            if scope["path"].startswith("/v1/") and self.api_key and not has_key(scope, self.api_key):
+                await answer(send, 401, {"error": "Unauthorized"})
+            else:
+                await self._small(scope["path"], send)
 
     async def _small(self, path: str, send: Send) -> None:
         if path == "/v1/models":
@@ -347,6 +350,11 @@ class FakeEngine(AppServer):
         if script.cached_tokens is not None:
             usage["prompt_tokens_details"] = {"cached_tokens": script.cached_tokens}
         return usage
+
+
+def has_key(scope: dict[str, Any], key: str) -> bool:
+    """Whether a request has the engine's key, which vLLM asks for under /v1 alone."""
+    return (b"authorization", f"Bearer {key}".encode()) in scope["headers"]
 
 
 def logprobs_of(ids: Sequence[int], alternatives: int) -> dict[str, Any]:

@@ -240,6 +240,21 @@ async def test_connection_is_kept(server: AppServer, generator: ScriptedGenerato
             assert payloads(b"".join(await connection.read_chunks()))[-1] == "[DONE]"
 
 
+async def test_watchers_end_with_their_requests(server: AppServer, generator: ScriptedGenerator) -> None:
+    """OPS-03: a connection that lives on keeps nothing of its earlier requests."""
+    async with connect(server) as connection:
+        counts = []
+        for turn in range(60):
+            await connection.post(PATH, {**CHAT, "stream": turn % 2 == 0})
+            if turn % 2:
+                await connection.read_json()
+            else:
+                await connection.read_head()
+                await connection.read_chunks()
+            counts.append(len(asyncio.all_tasks()))
+        assert max(counts[30:]) <= max(counts[:5])
+
+
 @pytest.mark.parametrize(
     "framing",
     [

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from starlette.datastructures import Headers
@@ -211,3 +212,13 @@ async def receive() -> Message:
 
 async def send(message: Message) -> None:
     """Take an answer that nobody reads."""
+
+
+async def test_null_and_nested_fields(rig: Rig) -> None:
+    """A field that steers engines and is null says nothing; a body that cannot be written again is refused."""
+    assert (await rig.ask(CHAT, kv_transfer_params=None)).status_code == 200
+    deep: list[Any] = []
+    for _ in range(900):
+        deep = [deep]
+    refused = await rig.ask(CHAT, unknown=deep)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")

@@ -130,6 +130,23 @@ async def test_failures_are_remembered_from_one_request_to_the_next() -> None:
         assert 2 <= len(stage.engines["md1"].calls) <= 10
 
 
+async def test_a_client_that_leaves_counts_against_nobody() -> None:
+    """STR-06: legs that end because the client has left are no failures of their engines."""
+    async with open_stage({"handoff": {"mode": "one_shot"}}, ids=SMALL) as stage:
+        stage.path.is_instant = True
+        gate = HoldGate()
+        stage.engines["md1"].script = Script(holds={5: gate})
+        for turn in range(1, 4):
+            answering = asyncio.create_task(read(stage.ask(max_tokens=4000)))
+            await gate.arrivals(turn)
+            answering.cancel()
+            await asyncio.gather(answering, return_exceptions=True)
+            await stage.quiet()
+            newest = stage.service.timelines.newest()
+            assert newest is not None and newest.summary["outcome"] == "client_gone"
+        assert all(instance.usable(0.0) and not instance.failures for instance in stage.pools.instances)
+
+
 @pytest.mark.parametrize("before_the_first_token", [True, False])
 async def test_silence_is_told(before_the_first_token: bool) -> None:
     """STR-16: whether P computes or RLD pauses, the client gets a sign of life each time the interval is over."""
