@@ -17,7 +17,7 @@ def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
         return
     with blockbuster_ctx() as guard:
-        for name in ("os.stat", "os.scandir", "os.listdir"):
+        for name in ("os.stat", "os.scandir", "os.listdir", "io.TextIOWrapper.read"):
             # redis-py looks up its own version once, on the first connection.
             guard.functions[name].can_block_in("redis/utils.py", "get_lib_version")
         yield

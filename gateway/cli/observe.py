@@ -19,13 +19,18 @@ from gateway.api.errors import ApiError
 from gateway.api.job import Caller, Job
 from gateway.api.models import Models
 from gateway.app import Gateway
+from gateway.control.documents import DocumentStore, connect
+from gateway.control.live import Refused
+from gateway.control.rulebook import RULES
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
 from gateway.relay.types import GenerationFailed
 from gateway.settings import BadSettings, Settings, find_redis
+from gateway.topology import TOPOLOGY
 
 T = TypeVar("T")
 TENANT = "default"
+READ_TIMEOUT_S = 5.0
 LOOKS, LOOK_PAUSE_S = 250, 0.02
 """How long the index may take until all it can know of is read: five seconds."""
 
@@ -67,6 +72,7 @@ async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
     Where no Redis is named there is no shared index to read; then the engines' events are followed directly.
     Raises BadSettings and CannotInspect.
     """
+    settings = msgspec.structs.replace(settings, canary_interval_s=0)
     redis_url = find_redis(settings)
     if redis_url is None:
         memory = MemoryIndex()
@@ -75,11 +81,29 @@ async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
             yield gateway
         return
     shared = RedisIndex(redis_url, follows_engines=False)
-    async with await asyncio.to_thread(Gateway, settings, shared) as gateway:
+    gateway = await asyncio.to_thread(Gateway, settings, shared)
+    await _read_documents(gateway, redis_url)
+    async with gateway:
         await _settle(shared)
         if not shared.caught_up:
             raise CannotInspect("redis_url: the index could not be read from there in time")
         yield gateway
+
+
+async def _read_documents(gateway: Gateway, redis_url: str) -> None:
+    """Put the live rules and topology in force. Raises CannotInspect."""
+    client = connect(redis_url)
+    try:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            store = DocumentStore(client)
+            gateway.topology.apply(await store.all_of(TOPOLOGY))
+            gateway.rulebook.apply(await store.all_of(RULES))
+    except Refused as error:
+        raise CannotInspect(f"the live documents do not fit: {error}") from None
+    except (RedisError, OSError) as error:
+        raise CannotInspect(f"redis_url: the index could not be read from there in time: {error}") from None
+    finally:
+        await client.aclose()
 
 
 async def _settle(index: MemoryIndex | RedisIndex) -> None:

@@ -107,7 +107,7 @@ class Instance:
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
         judged = (self.fingerprint, self.leaks_salts)
-        seen = (self.usable(now_s), self.draining, self.in_flight, self.load, self.capabilities, self.itl_s, judged)
+        seen = (self.alive(now_s), self.draining, self.in_flight, self.load, self.capabilities, self.itl_s, judged)
         if self._view is None or self._seen != seen:
             self._seen, self._view = seen, self._make_view(now_s)
         return self._view
@@ -120,7 +120,7 @@ class Instance:
             role=self.spec.role,
             model=self.spec.model,
             region=self.spec.region,
-            healthy=self.usable(now_s),
+            healthy=self.alive(now_s),
             draining=self.draining,
             running=max(load.running, self.in_flight),
             waiting=load.waiting,

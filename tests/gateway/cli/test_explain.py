@@ -160,6 +160,21 @@ async def test_the_command_tells_the_decision(fleet: Fleet, capsys: pytest.Captu
     assert lines[-2:] == ["plan       relay: p1 -> rld1 -> md1, KV over a -> b", "reason     wan_slow"]
 
 
+@pytest.mark.slow
+async def test_live_rules_and_topology_hold(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """With Redis the decision is made under the documents there, not under the file's rules and engines alone."""
+    request = await fleet.put("request.json", body())
+    async with run_valkey() as url:
+        config = await fleet.write(redis_url=url)
+        rules = await fleet.put("rules.yaml", b"regions: [a]")
+        assert await pdd("rules", "set", rules, "--redis", url) == 0
+        assert await pdd("explain", "--config", config, "--request", request) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "reason     region_pinned"
+        assert await pdd("pool", "drain", "rld1", "--redis", url) == 0
+        assert await pdd("explain", "--config", config, "--request", request) == 1
+        assert "draining" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("config", "request_body", "status", "message"),
     [
