@@ -58,6 +58,7 @@ class Tenancy:
             rules_of=rules_of,
             salts=Salts(secret),
             gate=Gate(self.limits, self.queues, self.usage, metrics),
+            shows_plans=self.book is None,
         )
 
     async def start(self) -> None:

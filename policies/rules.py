@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from policies.placement_rules import PlacementRules
 from policies.section import Name, Seconds, Section, Share
-from policies.tenant_rules import CacheRules, LimitRules, ModelRules, OverflowRules, SplittingRules
+from policies.tenant_rules import CacheRules, ClientFieldRules, LimitRules, ModelRules, OverflowRules, SplittingRules
 
 Pipeline = Literal["direct", "relay"]
 
@@ -167,6 +167,14 @@ class Rules(Section, frozen=True):
     ] = "normal"
     limits: LimitRules = LimitRules()
     cache: CacheRules = CacheRules()
+    client_fields: ClientFieldRules = ClientFieldRules()
+    debug: Annotated[
+        bool,
+        Meta(
+            description="True: answers name their plan and its reason, and x-pdd-trace is followed; that tells of "
+            "caches and instances. Always so where no keys are asked for."
+        ),
+    ] = False
     splitting: SplittingRules = SplittingRules()
     overflow: OverflowRules = OverflowRules()
     pipelines: Annotated[

@@ -45,6 +45,25 @@ class CacheRules(Section, frozen=True):
     ] = None
 
 
+class ClientFieldRules(Section, frozen=True):
+    """What becomes of fields that clients have no business to set."""
+
+    internal: Annotated[
+        Literal["refuse", "strip"],
+        Meta(
+            description="Fields that steer engines or name hosts, as kv_transfer_params, cache_salt, priority and "
+            "api_base. refuse: the request is a 400. strip: it goes on without them."
+        ),
+    ] = "refuse"
+    urls: Annotated[
+        Literal["public", "any"],
+        Meta(
+            description="Addresses of images, files and tools in requests that are passed on, which servers may fetch. "
+            "public: data, and http at hosts that are no private address or name. any: file and private ones too."
+        ),
+    ] = "public"
+
+
 class SplittingRules(Section, frozen=True):
     """Which answers may be made by more than one engine, beside what always forbids it."""
 

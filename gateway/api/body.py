@@ -16,6 +16,8 @@ DRAINED_LIMITS = 4
 UNIQUE_KEYS = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "n", "tools")
 ESCAPED_LETTER = re.compile(rb"\\u00[2-7]")
 """An escape that a letter never needs: a key may be written twice in two spellings."""
+MOST_DEPTH = 100
+SHOWN_KEY_CHARACTERS = 100
 JsonObject = dict[str, Any]
 
 
@@ -76,10 +78,24 @@ def parse_object(body: bytes) -> JsonObject:
         raise explain_bad_json(body, error) from error
     if not isinstance(value, dict):
         raise bad_field(None, "The request body must be a JSON object.")
+    if body.count(b"{") + body.count(b"[") > MOST_DEPTH and is_deep(value):
+        # Templates and serialisers give up at depths of their own.
+        raise bad_field(None, f"The request body is nested more than {MOST_DEPTH} deep.", "invalid_value")
     escaped = b"\\u00" in body and ESCAPED_LETTER.search(body) is not None
     if escaped or any(body.count(b'"%s"' % key.encode()) > 1 for key in UNIQUE_KEYS):
         refuse_repeated_keys(body)
     return value
+
+
+def is_deep(value: JsonObject) -> bool:
+    """Say whether a value is nested beyond the bound."""
+    level: list[Any] = [value]
+    for _ in range(MOST_DEPTH):
+        inner = (entry for node in level for entry in (node.values() if isinstance(node, dict) else node))
+        level = [entry for entry in inner if isinstance(entry, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def refuse_repeated_keys(body: bytes) -> None:
@@ -93,7 +109,8 @@ def refuse_repeated_keys(body: bytes) -> None:
     json.loads(body, object_pairs_hook=remember)
     for rank, key in enumerate(keys):
         if key in keys[:rank]:
-            raise bad_field(key, f"The field {key!r} is given more than once.", "duplicate_field")
+            shown = key[:SHOWN_KEY_CHARACTERS]
+            raise bad_field(shown, f"The field {shown!r} is given more than once.", "duplicate_field")
 
 
 def explain_bad_json(body: bytes, error: orjson.JSONDecodeError) -> ApiError:

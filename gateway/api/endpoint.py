@@ -16,6 +16,7 @@ from gateway.api import errors
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
 from gateway.api.choice import Choice, count_cached
 from gateway.api.client import Client, send_whole
+from gateway.api.client_fields import without_internal
 from gateway.api.edge import cut_connection
 from gateway.api.errors import ApiError, error_messages, from_generation
 from gateway.api.forms import Form
@@ -56,6 +57,8 @@ class Access:
     """Return the rules in force for a tenant's request or session, named by a key. Raises GenerationFailed."""
     salts: Salts
     gate: Gate
+    shows_plans: bool = False
+    """Whether answers tell how they were made, whatever the rules say."""
 
 
 @dataclass(slots=True)
@@ -136,7 +139,8 @@ class GenerationEndpoint:
                 value = await parse(body)
                 session = value.get("prompt_cache_key")
                 rules = self._access.rules_of(tenant, session if isinstance(session, str) else request_id)
-                caller = make_caller(connection.headers, tenant, rules, self._access.salts)
+                caller = make_caller(connection.headers, tenant, rules, self._access)
+                value = without_internal(value, rules.client_fields)
                 if (passing := self._find_passing(value.get("model"), rules)) is not None:
                     await passing.pass_object(self._path, value, connection.headers, caller, client)
                     return
@@ -190,8 +194,7 @@ class GenerationEndpoint:
             return
         headers: errors.Headers = [
             (b"x-request-id", job.id.encode()),
-            (b"x-pdd-plan", run.answers[0].plan_name.encode()),
-            (b"x-pdd-reason", run.answers[0].plan_reason.encode()),
+            *(spell_plan(run.answers[0]) if job.debug else ()),
             *entry_headers,
         ]
         async with aclosing(merge(run.answers)) as events:
@@ -221,15 +224,22 @@ async def parse(body: bytes) -> JsonObject:
     return parse_object(body) if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(parse_object, body)
 
 
-def make_caller(headers: Headers, tenant: str, rules: Rules, salts: Salts) -> Caller:
+def spell_plan(answer: Answer) -> errors.Headers:
+    """Return the headers that tell how an answer is made."""
+    return [(b"x-pdd-plan", answer.plan_name.encode()), (b"x-pdd-reason", answer.plan_reason.encode())]
+
+
+def make_caller(headers: Headers, tenant: str, rules: Rules, access: Access) -> Caller:
     """Return who asks, under which rules, and what the headers say."""
+    debug = rules.debug or access.shows_plans
     hint = headers.get("x-pdd-output-tokens", "")
     return Caller(
         tenant=tenant,
         rules=rules,
-        cache_salt=salts.of(tenant, rules.cache.group),
+        cache_salt=access.salts.of(tenant, rules.cache.group),
         priority=RANKS[rules.priority],
-        traced=headers.get("x-pdd-trace") == "1",
+        debug=debug,
+        traced=debug and headers.get("x-pdd-trace") == "1",
         output_hint_tokens=int(hint) if HINT.fullmatch(hint) else None,
     )
 

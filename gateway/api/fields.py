@@ -1,63 +1,17 @@
 """The checks on a request's fields that hold for chat and completions alike."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
-import orjson
 
 from gateway.api.body import JsonObject
 from gateway.api.errors import ApiError, bad_field
 from gateway.api.wire import ChatFields, CompletionFields, GenerationFields, StreamOptions
 
 Fields = TypeVar("Fields", bound=GenerationFields)
-
-INTERNAL_FIELDS = frozenset(
-    {
-        "api_base",
-        "api_key",
-        "api_type",
-        "api_version",
-        "base_url",
-        "cache_salt",
-        "chat_template",
-        "custom_llm_provider",
-        "custom_params",
-        "data_parallel_rank",
-        "deployment_id",
-        "ec_transfer_params",
-        "extra_args",
-        "extra_body",
-        "extra_headers",
-        "extra_query",
-        "fallbacks",
-        "kv_transfer_params",
-        "logits_processors",
-        "mm_processor_kwargs",
-        "mock_response",
-        "priority",
-        "request_id",
-        "rid",
-        "tenant",
-        "tenant_id",
-        "vllm_xargs",
-    }
-)
-"""Fields that steer engines or name hosts: the gateway sets them, clients do not."""
-INTERNAL_PREFIXES = (
-    "aws_",
-    "azure_",
-    "bootstrap_",
-    "disagg_",
-    "kv_transfer_",
-    "litellm_",
-    "remote_",
-    "routed_dp_",
-    "vertex_",
-    "x_",
-)
 
 BOOKKEEPING_FIELDS = frozenset(
     {
@@ -148,7 +102,6 @@ RANGES: Mapping[str, Range] = {
 
 def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObject]:
     """Return the fields that the gateway reads, checked, and the rest, which the engine gets as it is."""
-    refuse_internal(name for name, entry in value.items() if entry is not None)
     for name in UNSUPPORTED_FIELDS & value.keys():
         if value[name] not in ASKS_NOTHING:
             raise bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
@@ -162,23 +115,7 @@ def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObje
     check_texts(fields)
     own = OWN_FIELDS | UNSUPPORTED_FIELDS
     rest = {name: entry for name, entry in value.items() if name not in own and entry is not None}
-    check_depth(rest)
     return fields, rest
-
-
-def check_depth(value: JsonObject) -> None:
-    """Refuse what is nested too deeply to be written again. Raises ApiError."""
-    try:
-        orjson.dumps(value)
-    except orjson.JSONEncodeError as error:
-        raise bad_field(None, "The request body is nested too deeply.", "invalid_value") from error
-
-
-def refuse_internal(names: Iterable[str]) -> None:
-    """Refuse fields that clients may not set. Raises ApiError."""
-    for name in names:
-        if name in INTERNAL_FIELDS or name.startswith(INTERNAL_PREFIXES):
-            raise bad_field(name, f"The field {name[:100]!r} cannot be set by clients.", "internal_field")
 
 
 def name_field(error: msgspec.ValidationError) -> ApiError:

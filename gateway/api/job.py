@@ -32,6 +32,8 @@ class Caller:
     rules: Rules = field(default_factory=Rules)
     cache_salt: str | None = None
     priority: int | None = None
+    debug: bool = False
+    """Whether the answer may tell how it was made."""
     traced: bool = False
     output_hint_tokens: int | None = None
 
@@ -55,6 +57,7 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    debug: bool
     traced: bool
     echoes: tuple[str, ...] = ()
     """Prompt texts that the answers begin with."""
@@ -144,6 +147,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
         return_token_ids=bool(fields.return_token_ids),
+        debug=caller.debug,
         traced=caller.traced,
         echoes=prompted.echoes,
         make_reader=prompted.make_reader,

@@ -13,12 +13,13 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, read_body
 from gateway.api.client import Client, send_whole
+from gateway.api.client_fields import find_internal, without_internal
 from gateway.api.edge import cut_connection
 from gateway.api.endpoint import Access, Limits, check_header_size, make_caller, parse, send_error
 from gateway.api.errors import ApiError, bad_field, from_generation
-from gateway.api.fields import check_depth, refuse_internal
 from gateway.api.gate import Entry, Gate
 from gateway.api.job import Caller
+from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.passing import AnswerBroken
 from gateway.control.usage import Use
@@ -58,8 +59,8 @@ class Passing:
     async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a parsed body on, written anew. Raises ApiError, AnswerBroken."""
         model = find_model(value.get("model"), caller)
-        refuse_internal(name for name, entry in value.items() if entry is not None)
-        check_depth(value)
+        if caller.rules.client_fields.urls == "public":
+            check_media(value)
         request_id = f"req-{uuid.uuid4().hex}"
         picked = pick_request_headers(headers, JSON, request_id)
         salt = self._find_salt(path, model, caller)
@@ -78,7 +79,8 @@ class Passing:
         if len(named) > 1:
             raise bad_field("model", "The field 'model' is given more than once.", "duplicate_field")
         model = find_model(named[0].content.decode("utf-8", "replace") if named else None, caller)
-        refuse_internal(part.name for part in parts)
+        left_out = find_internal((part.name for part in parts), caller.rules.client_fields)
+        parts = [part for part in parts if part.name not in left_out]
         request_id = f"req-{uuid.uuid4().hex}"
         named[0] = replace(named[0], content=model.encode())
         data, content_type = write_form([named[0] if part.name == "model" else part for part in parts])
@@ -161,11 +163,12 @@ class PassEndpoint:
             async with Client(receive, send, self._limits.write_timeout_s) as client:
                 headers = connection.headers
                 rules = self._access.rules_of(tenant, "")
-                caller = make_caller(headers, tenant, rules, self._access.salts)
+                caller = make_caller(headers, tenant, rules, self._access)
                 if self._form == "multipart":
                     await self._passing.pass_form(self._path, body, headers, caller, client)
                 else:
-                    await self._passing.pass_object(self._path, await parse(body), headers, caller, client)
+                    value = without_internal(await parse(body), rules.client_fields)
+                    await self._passing.pass_object(self._path, value, headers, caller, client)
         except (ClientStalled, AnswerBroken):
             cut_connection(scope)
         except ClientGone:

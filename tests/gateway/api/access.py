@@ -25,4 +25,4 @@ def make_access(
     metrics = Metrics()
     unbounded = Queues(lambda model: None, 0, 1.0)
     gate = Gate(LimitGate(None, lambda: 1), queues or unbounded, Usage(None, registry or CollectorRegistry()), metrics)
-    return Access(identify, lambda tenant, key: used, Salts(secret), gate)
+    return Access(identify, lambda tenant, key: used, Salts(secret), gate, shows_plans=identify is identify_anyone)

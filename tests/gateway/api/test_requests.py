@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from gateway.api.body import UNIQUE_KEYS
-from gateway.api.fields import INTERNAL_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS
+from gateway.api.client_fields import INTERNAL_FIELDS
+from gateway.api.fields import STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS
 from gateway.text.model import ServedModel
 from policies.eligibility import unsplittable_reason
 from policies.tenant_rules import SplittingRules
@@ -159,6 +160,23 @@ async def test_internal_field(server: AppServer, generator: ScriptedGenerator, n
     assert generator.answers == []
     assert (await post(server, path, {**base, name: None}))[0] == 200
     assert generator.requests[0].sampling.extra == {}
+
+
+@pytest.mark.parametrize("depth", [101, 300, 1000, 5000])
+@pytest.mark.parametrize("named", [b'"tiny"', b'"tiny", "model": "tiny"', b'"\\u0074iny"'])
+async def test_deep_nesting(server: AppServer, depth: int, named: bytes) -> None:
+    """What is nested far deeper than anybody needs is a 400, however it is read."""
+    body = b'{"model": %s, "messages": [{"role": "user", "content": "x", "y": %s%s}]}'
+    assert (await refused(server, "chat/completions", body % (named, b"[" * depth, b"]" * depth)))[0] == 400
+
+
+async def test_usual_nesting(server: AppServer) -> None:
+    """Deep schemas of tools are taken."""
+    schema: Any = {"type": "string"}
+    for _ in range(40):
+        schema = {"type": "object", "properties": {"x": schema}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert (await post(server, "chat/completions", {**CHAT, "tools": [tool]}))[0] == 200
 
 
 @pytest.mark.parametrize(

@@ -222,3 +222,17 @@ async def test_null_and_nested_fields(rig: Rig) -> None:
         deep = [deep]
     refused = await rig.ask(CHAT, unknown=deep)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value")
+
+
+async def test_internal_fields_and_addresses(rig: Rig) -> None:
+    """What clients may not set, and addresses that are not public, are refused here as everywhere."""
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://169.254.169.254/"}}]}
+    for path in ("/v1/chat/completions", "/v1/responses"):
+        for body, code in (
+            ({"kv_transfer_params": {}}, "internal_field"),
+            ({"Api-Base": "http://10.0.0.1"}, "internal_field"),
+            ({"messages": [image]}, "forbidden_url"),
+        ):
+            answer = await rig.ask(path, **body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
+    assert [upstream.asked for upstream in rig.upstreams] == [[], []]

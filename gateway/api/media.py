@@ -1,0 +1,72 @@
+"""Addresses in a request that a server would fetch: images, sounds, files, tools. The gateway itself fetches none.
+
+No name is resolved here, so a name that leads to a private address passes: servers that fetch need a network that does
+not let them there.
+"""
+
+import ipaddress
+import re
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from gateway.api.errors import bad_field
+
+KEYS = frozenset({"audio_url", "file_url", "image_url", "server_url", "url", "video_url"})
+PRIVATE_SUFFIXES = (".arpa", ".internal", ".lan", ".local", ".localdomain", ".localhost", ".svc")
+_UNCLEAR = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
+_NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9])?)+")
+_EMBEDDING = (
+    ipaddress.ip_network("64:ff9b::/96"),
+    ipaddress.ip_network("64:ff9b:1::/48"),
+    ipaddress.ip_network("::/96"),
+)
+
+
+def check_media(value: Any, path: str = "") -> None:
+    """Refuse addresses that are not public ones. Raises ApiError. ``value``: of ``parse_object``, so never deep."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            place = f"{path}.{name}" if path else name
+            if name in KEYS and isinstance(entry, str):
+                if not is_public(entry):
+                    raise bad_field(path or name, "This address may not be asked for.", "forbidden_url")
+            elif isinstance(entry, dict | list):
+                check_media(entry, place)
+    elif isinstance(value, list):
+        for rank, entry in enumerate(value):
+            if isinstance(entry, dict | list):
+                check_media(entry, f"{path}[{rank}]")
+
+
+def is_public(address: str) -> bool:
+    """Say whether an address is data, or at a host that everybody can reach."""
+    if address[:5].lower() == "data:":
+        return True
+    if _UNCLEAR.search(address):
+        return False
+    try:
+        parts = urlsplit(address)
+        host = (parts.hostname or "").rstrip(".")
+    except ValueError:
+        return False
+    if parts.scheme not in ("http", "https") or "@" in parts.netloc or "%" in parts.netloc:
+        return False
+    return is_public_host(host)
+
+
+def is_public_host(host: str) -> bool:
+    """Say whether a host in lower case is a public address, or a name that is not known to be private."""
+    try:
+        address: ipaddress.IPv4Address | ipaddress.IPv6Address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            # Also 127.1, 0x7f.1 and 2130706433, which resolvers take.
+            address = ipaddress.IPv4Address(socket.inet_aton(host))
+        except OSError:
+            return _NAME.fullmatch(host) is not None and not host.endswith(PRIVATE_SUFFIXES)
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.sixtofour or address.teredo or any(address in network for network in _EMBEDDING):
+            return False
+        address = address.ipv4_mapped or address
+    return address.is_global and not address.is_multicast
