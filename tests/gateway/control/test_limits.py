@@ -148,6 +148,35 @@ async def test_prompt_over_a_minutes_tokens(server: EmbeddedValkey) -> None:
         assert lease.reserved_tokens == 100
 
 
+@pytest.mark.parametrize("seed", range(5))
+async def test_redis_and_a_process_count_alike(server: EmbeddedValkey, seed: int) -> None:
+    """Over a random course, in a time in which next to nothing refills, both refuse the same for the same reason."""
+    chance = random.Random(seed)
+    rates = Rates(requests_per_min=chance.randint(3, 30), tokens_per_min=1000, concurrent=chance.randint(2, 6))
+    alone = LimitGate(None, lambda: 1, clock=Clock())
+    pairs: list[list[Lease]] = []
+    async with run_processes(server.url, 1) as (one,):
+        for _ in range(40):
+            if pairs and chance.random() < 0.4:
+                used = 100 * chance.randint(0, 5)
+                for lease in pairs.pop(chance.randrange(len(pairs))):
+                    lease.settle(used)
+                continue
+            tokens = 100 * chance.randint(1, 4)
+            said = [await ask(gate, rates, tokens) for gate in (one.gate, alone)]
+            assert str(said[0]) == str(said[1]) or all(isinstance(answer, Lease) for answer in said)
+            if leases := [answer for answer in said if isinstance(answer, Lease)]:
+                pairs.append(leases)
+
+
+async def ask(gate: LimitGate, rates: Rates, tokens: int) -> Lease | LimitReached:
+    """Ask once."""
+    try:
+        return await gate.admit("t", rates, 1, tokens - 1)
+    except LimitReached as refusal:
+        return refusal
+
+
 async def test_without_limits_redis_is_not_asked(server: EmbeddedValkey) -> None:
     """A tenant without limits costs Redis nothing and leaves nothing there."""
     async with run_processes(server.url, 1) as (one,), open_client(server) as client:

@@ -1,9 +1,11 @@
 """Instances, their quarantine and what policies see of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineTimeout, EngineUnavailable
-from backends.types import Capabilities, EngineLoad
+from backends.types import Capabilities, EngineLoad, LegRequest
 from gateway.control.pools import QUARANTINE_FIRST_S, QUARANTINE_MOST_S, Instance, Pools
 from policies.types import Role
 from tests.gateway.control.seams import MODEL, Clock, ScriptedEngine, build_instance
@@ -138,3 +140,11 @@ def test_pools_select(pools: Pools, instance: Instance) -> None:
     assert [view.id for view in pools.views(MODEL)] == ["p1", "md1"]
     assert [view.id for view in pools.views(MODEL, exclude=["p1"])] == ["md1"]
     assert pools.views("other") == ()
+
+
+def test_priority_goes_only_to_engines_that_know_it(instance: Instance) -> None:
+    """An engine that does not schedule by priority would refuse a request that has one, so it gets none."""
+    leg = LegRequest("r", MODEL, [1], 1, priority=2)
+    assert instance.fit(leg).priority is None
+    knowing = Instance(replace(instance.spec, takes_priority=True), instance.engine)
+    assert knowing.fit(leg).priority == 2
