@@ -104,6 +104,7 @@ def translate(body: dict[str, Any], model: str) -> dict[str, Any]:
     """The body in the words that the scripts are followed by."""
     params = body["sampling_params"]
     fields = {"model": model, "prompt": body["input_ids"], "max_tokens": params.get("max_new_tokens", 128)}
+    fields["stream"] = body.get("stream")
     fields |= {name: params[name] for name in ("stop_token_ids", "ignore_eos") if name in params}
     if "min_new_tokens" in params:
         fields["min_tokens"] = params["min_new_tokens"]
