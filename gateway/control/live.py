@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -178,8 +179,9 @@ class LiveDocuments:
         return changes
 
     def _adds_up(self, changes: Changes) -> bool:
-        held = self._documents.keys() | {document.key for document in changes.documents}
-        return all(sum(kind == one for one, _ in held) == count for kind, count in changes.counts.items())
+        new = {document.key for document in changes.documents} - self._documents.keys()
+        held = Counter(kind for keys in (self._documents, new) for kind, _ in keys)
+        return all(held[kind] == count for kind, count in changes.counts.items())
 
     def _find_lost(self, changes: Changes) -> list[Document]:
         there = {document.key: document.revision for document in changes.documents}
@@ -197,8 +199,10 @@ class LiveDocuments:
             if not goes_on or mine is None or mine.revision <= document.revision:
                 self._documents[document.key] = document
         self.epoch, self.revision = changes.epoch, changes.revision
+        touched = {document.kind for document in changes.documents}
         for reader in self._readers:
-            self._offer(reader)
+            if touched.intersection(reader.kinds) or (reader.applied is None and reader.refused is None):
+                self._offer(reader)
 
     def _offer(self, reader: _Reader) -> None:
         """Let a reader apply its documents if they are not those that it has applied or refused already."""

@@ -18,8 +18,12 @@ RULES = "rules"
 
 @dataclass(frozen=True, slots=True)
 class _Book:
+    """``sources``: the documents that ``tenants`` were built from, over that of ``under``."""
+
     default: TenantRules
     tenants: Mapping[str, TenantRules] = field(default_factory=dict)
+    sources: Mapping[str, Document] = field(default_factory=dict)
+    under: Document | None = None
 
 
 class RuleBook:
@@ -47,10 +51,16 @@ class RuleBook:
 
     def apply(self, documents: Sequence[Document]) -> None:
         """Put rule documents in force, all or none. Raises Refused."""
-        bodies = {document.name: document.value for document in documents}
-        under = bodies.pop(DEFAULT, self._base)
-        default = _build(DEFAULT, under)
-        self._book = _Book(default, {name: _build(name, under, body) for name, body in bodies.items()})
+        sources = {document.name: document for document in documents}
+        under, old = sources.pop(DEFAULT, None), self._book
+        layer = self._base if under is None else under.value
+        default = _build(DEFAULT, layer)
+        kept = old.sources if under == old.under else {}
+        tenants = {
+            name: old.tenants[name] if kept.get(name) == document else _build(name, layer, document.value)
+            for name, document in sources.items()
+        }
+        self._book = _Book(default, tenants, sources, under)
         self.known = True
 
 

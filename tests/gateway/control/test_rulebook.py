@@ -1,5 +1,6 @@
 """The rules in force."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -79,3 +80,18 @@ def test_canary_by_session() -> None:
     first = [book.of("acme", f"s{number}").direct_classic for number in range(100)]
     assert 20 < sum(first) < 80
     assert first == [book.of("acme", f"s{number}").direct_classic for number in range(100)]
+
+
+def test_only_what_changed_is_built_again() -> None:
+    """A change of one tenant's document leaves the others' rules the same objects; one of the default changes all."""
+    book = RuleBook(Rules())
+    default, acme, other = documents(default={"regions": ["a"]}, acme={"direct_classic": True}, other={})
+    book.apply([default, acme, other])
+    before = book.of("acme")
+    book.apply([default, acme, replace(other, revision=9, body='{"priority": "low"}')])
+    assert book.of("acme") is before and book.of("other").priority == "low"
+    book.apply([replace(default, revision=10, body="{}"), acme, other])
+    assert book.of("acme").regions is None and book.of("acme").direct_classic
+    book.replace(BASE)
+    book.apply([default, acme, other])
+    assert book.of("acme") == before
