@@ -1,5 +1,7 @@
 """Which instances a conversation was served by."""
 
+import tracemalloc
+
 from gateway.control.sessions import Sessions
 
 
@@ -19,3 +21,17 @@ def test_oldest_sessions_are_forgotten() -> None:
         sessions.note(name, frozenset({name}))
     assert sessions.served("b") == frozenset()
     assert sessions.served("a") == {"a"} and sessions.served("c") == {"c"}
+
+
+def test_long_names_are_not_kept() -> None:
+    """However long clients' names are, and however alike, sessions are told apart and cost no more memory."""
+    sessions = Sessions()
+    tracemalloc.start()
+    try:
+        for number in range(50):
+            sessions.note("x" * 100_000 + str(number), frozenset({str(number)}))
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 200_000
+    assert sessions.served("x" * 100_000 + "7") == {"7"}

@@ -80,9 +80,10 @@ async def test_cached_tokens_are_those_of_prefill() -> None:
         assert roles_of(events)[-1] == "MD" and finish_of(events).cached_tokens == 48
 
 
-async def test_a_silent_md_does_not_stop_the_answer() -> None:
-    """SPL-46: MD takes the extend and says nothing; its patience over, RLD ends the answer."""
-    rules = {"relay": {"extend_timeout_s": 0.1, "transfer_retry_backoff_s": 5}}
+@pytest.mark.parametrize("mode", ["one_shot", "catch_up"])
+async def test_a_silent_md_does_not_stop_the_answer(mode: str) -> None:
+    """SPL-46: MD takes the extend and says nothing; its patience over, RLD ends the answer, sealed or not."""
+    rules = {"relay": {"extend_timeout_s": 0.1, "transfer_retry_backoff_s": 5}, "handoff": {"mode": mode}}
     async with open_stage(rules, ids=SMALL) as stage:
         gate = HoldGate()
         stage.engines["rld1"].scripts.append(Script(holds={8: gate}))
