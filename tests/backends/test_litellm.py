@@ -13,6 +13,7 @@ from backends.litellm import LiteLlm, load_litellm
 from tests.fakes.gates import HoldGate
 from tests.fakes.upstream import NOTHING, SSE, FakeUpstream, Say
 
+# LiteLLM's own warnings are not ours to mend.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.filterwarnings("default")]
 
 MARK = "zanzibar"
