@@ -5,6 +5,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,6 +27,7 @@ from gateway.control.live import LiveDocuments
 from gateway.control.pools import Instance
 from gateway.control.rulebook import RULES, RuleBook
 from gateway.control.sessions import Sessions
+from gateway.discovery import PodWatch
 from gateway.exposure import find_doors
 from gateway.index.metered import MeteredIndex
 from gateway.index.shared import RedisIndex
@@ -36,7 +38,7 @@ from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
 from gateway.relay.service import RelayService
-from gateway.settings import BadSettings, EngineSettings, Settings, find_redis
+from gateway.settings import BadSettings, DiscoverySettings, EngineSettings, Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
@@ -96,6 +98,7 @@ class Gateway:
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
         self.pools, self.links = self.topology.pools, self.topology.links
+        self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         if self.live is not None:
             self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
@@ -151,6 +154,9 @@ class Gateway:
             stack.push_async_callback(self.live.aclose)
         stack.push_async_callback(self.topology.aclose)
         await self.topology.start()
+        for pods in self._discovery:
+            await pods.start()
+            stack.push_async_callback(pods.aclose)
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
@@ -248,6 +254,9 @@ class Gateway:
         self.metrics.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
+
+    def _discover(self, cluster: DiscoverySettings) -> PodWatch:
+        return PodWatch(cluster, frozenset(self.served), partial(self.topology.note_found, cluster.region))
 
     def _on_known(self, instance: Instance, settings: EngineSettings) -> None:
         """An engine process has told what it is: follow its cache."""

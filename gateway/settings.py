@@ -234,6 +234,60 @@ class AdminSettings(Section, frozen=True):
     )
 
 
+IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes puts what a pod needs to ask its own cluster."""
+
+
+class DiscoverySettings(Section, frozen=True):
+    """A Kubernetes cluster whose pods are engines, by their labels `pdd.role` and `pdd.model`."""
+
+    region: Annotated[Name, Meta(description="Where the cluster stands.")]
+    namespace: Annotated[
+        Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,63}$")] | None,
+        Meta(description="Namespace of the pods; null: the gateway's own."),
+    ] = None
+    selector: Annotated[
+        str, Meta(min_length=1, max_length=1000, description="Label selector; `pdd.role`: all that have the label.")
+    ] = "pdd.role"
+    api: Annotated[
+        Url | None, Meta(description="URL of the cluster's API; null: the cluster that the gateway runs in.")
+    ] = None
+    token_file: Annotated[
+        str | None, Meta(description="File with the token to show; read anew for each request. null: none is shown.")
+    ] = str(IN_POD / "token")
+    ca_file: Annotated[
+        str | None, Meta(description="Certificates to trust for the API; null: those that the system trusts.")
+    ] = str(IN_POD / "ca.crt")
+    engine: Annotated[dict[str, Any], Meta(description="Further settings of each engine, as under ``engines``.")] = (
+        msgspec.field(default_factory=dict)
+    )
+
+    def make_engine(self, **known: str) -> EngineSettings:
+        """Return an engine of this cluster. Raises BadSettings."""
+        try:
+            return msgspec.convert({**self.engine, **known, "region": self.region}, EngineSettings)
+        except msgspec.ValidationError as error:
+            raise BadSettings(str(error)) from None
+
+    def find_namespace(self) -> str:
+        """Return the namespace to look in. Raises BadSettings."""
+        if self.namespace is not None:
+            return self.namespace
+        try:
+            return (IN_POD / "namespace").read_text(encoding="ascii").strip()
+        except OSError:
+            raise BadSettings(f"discovery[{self.region}].namespace: not set, and this is no pod") from None
+
+    def find_api(self) -> str:
+        """Return the API's URL. Raises BadSettings."""
+        if self.api is not None:
+            return self.api
+        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
+        if not host or not port:
+            raise BadSettings(f"discovery[{self.region}].api: not set, and this is no pod")
+        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+
+
 class AuthSettings(Section, frozen=True):
     """Whether clients need keys. With a secret they do."""
 
@@ -272,12 +326,13 @@ class Settings(Section, frozen=True):
     """The whole file."""
 
     models: Annotated[tuple[ModelSettings, ...], Meta(min_length=1)]
-    engines: Annotated[tuple[EngineSettings, ...], Meta(min_length=1)]
+    engines: tuple[EngineSettings, ...] = ()
     listen: Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$", description="HOST:PORT to serve on.")] = "127.0.0.1:8000"
     redis_url: Annotated[
         str | None, Meta(description="Redis or Valkey; REDIS_URL wins; neither: a private Valkey is started.")
     ] = None
     links: tuple[LinkSettings, ...] = ()
+    discovery: tuple[DiscoverySettings, ...] = ()
     upstreams: tuple[UpstreamSettings, ...] = ()
     external: tuple[ExternalSettings, ...] = ()
     rules: Annotated[Rules, Meta(description="Rules to start with; see the rules table.")] = Rules()
@@ -338,6 +393,7 @@ def parse_settings(raw: Any) -> Settings:
         raise BadSettings(str(error)) from None
     check_references(settings)
     _check_auth(settings.auth)
+    _check_discovery(settings)
     find_proxies(settings)
     return settings
 
@@ -375,6 +431,15 @@ def _check_auth(auth: AuthSettings) -> None:
         raise BadSettings("auth.open: keys are asked for, as there is a secret")
 
 
+def _check_discovery(settings: Settings) -> None:
+    _unique("discovery[].region", [found.region for found in settings.discovery])
+    for number, found in enumerate(settings.discovery):
+        try:
+            found.make_engine(id="pod", role="P", model="any", url="http://pod")
+        except BadSettings as error:
+            raise BadSettings(f"discovery[{number}].engine: {error}") from None
+
+
 def check_references(settings: Settings) -> None:
     """Check that names lead to something, and that nothing stands twice. Raises BadSettings."""
     models = _unique("models[].name", [model.name for model in settings.models])
@@ -392,7 +457,9 @@ def check_references(settings: Settings) -> None:
         for path in upstream.paths or ():
             if path not in ALL_PATHS:
                 raise BadSettings(f"upstreams[{number}].paths: {path!r} is not one of {', '.join(ALL_PATHS)}")
-    regions = {engine.region for engine in settings.engines}
+    if not settings.engines and not settings.discovery:
+        raise BadSettings("engines: there is none, and no discovery")
+    regions = {engine.region for engine in settings.engines} | {found.region for found in settings.discovery}
     for number, link in enumerate(settings.links):
         for key in ("source", "dest"):
             if getattr(link, key) not in regions:

@@ -18,6 +18,7 @@ from gateway.control.health import HealthWatch
 from gateway.control.links import Link, Links
 from gateway.control.live import Refused
 from gateway.control.pools import Instance, Pools
+from gateway.discovery import Found
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
 from gateway.relay.service import store_id
@@ -66,14 +67,14 @@ def overlay(settings: Settings, topology: Topology) -> Settings:
     engines = {engine.id: engine for engine in settings.engines} | topology.engines
     links = {link_name(link): link for link in settings.links} | topology.links
     for id_ in topology.draining:
-        if engines.get(id_) is None:
+        if engines.get(id_) is None and not settings.discovery:
             raise BadSettings(f"draining: there is no engine {id_!r}")
     merged = msgspec.structs.replace(
         settings,
         engines=tuple(engine for engine in engines.values() if engine is not None),
         links=tuple(link for link in links.values() if link is not None),
     )
-    if not merged.engines:
+    if not merged.engines and not merged.discovery:
         raise BadSettings("engines: none is left")
     check_references(merged)
     return merged
@@ -95,6 +96,8 @@ class LiveTopology:
         on_known: Callable[[Instance, EngineSettings], None],
     ) -> None:
         self._base = settings
+        self._found: dict[str, Found] = {}
+        self._document = Topology()
         self._index = index
         self._on_known = on_known
         self._cache_servers: dict[str, CacheServer] = {}
@@ -125,9 +128,26 @@ class LiveTopology:
         body: object = next((one.value for one in documents if one.name == FLEET), {})
         try:
             topology = read_topology(body)
-            self._change(overlay(self._base, topology), topology.draining)
+            self._put_in_force(topology)
         except BadSettings as error:
             raise Refused(FLEET, str(error)) from None
+        self._document = topology
+
+    def note_found(self, region: str, found: Found) -> None:
+        """Put the engines that were found in a region in force, beside the configured ones and under the document."""
+        before = self._found
+        self._found = before | {region: found}
+        try:
+            self._put_in_force(self._document)
+        except BadSettings as error:
+            self._found = before
+            log.error("the engines found in %s do not fit: %s; what there was stays", region, error)
+
+    def _put_in_force(self, topology: Topology) -> None:
+        engines = [engine for found in self._found.values() for engine in found.engines.values()]
+        settings = msgspec.structs.replace(self._base, engines=(*engines, *self._base.engines))
+        leaving = {id_ for found in self._found.values() for id_ in found.draining}
+        self._change(overlay(settings, topology), leaving.union(topology.draining))
 
     def _change(self, settings: Settings, draining: Iterable[str]) -> None:
         """Build all that is new, then swap; nothing has changed when building fails. Raises BadSettings."""

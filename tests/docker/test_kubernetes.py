@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from gateway.discovery import ROLE
 from gateway.exposure import find_doors
 from gateway.settings import parse_settings
 from gateway.tenancy import check_exposure
@@ -120,7 +121,28 @@ def test_settings_are_accepted() -> None:
     settings = parse_settings(read_yaml(FOLDER / "gateway" / "gateway.yaml"))
     check_exposure(settings, settings.listen.rpartition(":")[0])
     assert settings.redis_url is None
-    assert {engine.role for engine in settings.engines} == {"P", "RLD", "MD"}
+    assert {engine.role for engine in settings.engines} == {"MD"}
+    assert [cluster.region for cluster in settings.discovery] == [link.source for link in settings.links]
+
+
+def test_the_gateway_may_do_what_discovery_does() -> None:
+    """Its account may list and watch pods in its own namespace, which discovery does, and nothing more."""
+    role, binding = one("gateway", "Role"), one("gateway", "RoleBinding")
+    assert role["rules"] == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    account = one("gateway", "ServiceAccount")["metadata"]["name"]
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert pod_of("gateway")["serviceAccountName"] == account
+    (cluster,) = parse_settings(read_yaml(FOLDER / "gateway" / "gateway.yaml")).discovery
+    assert (cluster.namespace, cluster.api) == (None, None)
+
+
+def test_engines_are_found_by_the_label_that_the_policy_guards() -> None:
+    """The pods that discovery takes for engines are those that only the gateway may ask."""
+    policy = one("gateway", "NetworkPolicy", "pdd-engines")
+    (expression,) = policy["spec"]["podSelector"]["matchExpressions"]
+    (cluster,) = parse_settings(read_yaml(FOLDER / "gateway" / "gateway.yaml")).discovery
+    assert expression["key"] == ROLE == cluster.selector
 
 
 def test_the_config_map_is_mounted_where_the_command_reads() -> None:
@@ -185,10 +207,10 @@ def test_labels_select_the_pods(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_containers_can_do_little(overlay: str) -> None:
-    """Not root, as the image's user, nothing writable but what is mounted, no capabilities, no token."""
+    """Not root, as the image's user, nothing writable but what is mounted, no capabilities, no token without need."""
     pod, container = pod_of(overlay), container_of(overlay)
     user, _, group = read_image("Dockerfile").user.partition(":")
-    assert pod["automountServiceAccountToken"] is False
+    assert pod.get("automountServiceAccountToken", True) is (overlay == "gateway")
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (int(user), int(group))
     assert container["securityContext"] == {
