@@ -30,7 +30,6 @@ from gateway.control.sessions import Sessions
 from gateway.discovery import PodWatch
 from gateway.exposure import find_doors
 from gateway.index.metered import MeteredIndex
-from gateway.index.shared import RedisIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
 from gateway.passthrough.build import build_overflow, build_passing
@@ -41,7 +40,7 @@ from gateway.relay.service import RelayService
 from gateway.settings import BadSettings, DiscoverySettings, EngineSettings, Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
-from gateway.tenancy import Tenancy
+from gateway.tenancy import Tenancy, open_index
 from gateway.topology import TOPOLOGY, LiveTopology
 from policies.types import Role
 
@@ -64,7 +63,7 @@ async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIter
                 raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
             redis_url = server.url
             log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
-        yield await stack.enter_async_context(Gateway(settings, RedisIndex(redis_url), redis_url, has_rules))
+        yield await stack.enter_async_context(Gateway(settings, open_index(settings, redis_url), redis_url, has_rules))
 
 
 class Gateway:

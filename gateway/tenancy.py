@@ -13,14 +13,17 @@ from gateway.control.failures import Failures
 from gateway.control.limits import LimitGate
 from gateway.control.live import LiveDocuments
 from gateway.control.salts import Salts
-from gateway.control.secret import BadSecret, read_secret
+from gateway.control.secret import BadSecret, derive, read_secret
 from gateway.control.tenants import KEY_KIND, TENANT_KIND, TenantBook
 from gateway.control.usage import Usage
+from gateway.index.shared import RedisIndex
 from gateway.settings import AuthSettings, BadSettings, Settings
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 
 log = logging.getLogger(__name__)
+
+INDEX_NAME_DIGITS = 8
 
 
 class Tenancy:
@@ -95,6 +98,22 @@ def find_secret(auth: AuthSettings) -> bytes | None:
     except BadSecret as error:
         key = "auth.secret_env" if auth.secret_env is not None else "auth.secret_file"
         raise BadSettings(f"{key}: {error}") from None
+
+
+def open_index(settings: Settings, redis_url: str, *, follows_engines: bool = True) -> RedisIndex:
+    """Return the shared index. Raises BadSettings."""
+    prefix, key = name_index(find_secret(settings.auth))
+    return RedisIndex(redis_url, prefix=prefix, key=key, follows_engines=follows_engines)
+
+
+def name_index(secret: bytes | None) -> tuple[str, bytes]:
+    """Return where the shared index is, and what keys its block names, so that Redis tells nothing of prompts.
+
+    Another secret makes another index; without one, whoever reads Redis can find out whether it holds a prompt.
+    """
+    if secret is None:
+        return "pdd", b""
+    return f"pdd:{derive(secret, 'index-name')[:INDEX_NAME_DIGITS]}", bytes.fromhex(derive(secret, "index"))
 
 
 def check_exposure(settings: Settings, host: str) -> None:

@@ -26,6 +26,7 @@ from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
 from gateway.relay.types import GenerationFailed
 from gateway.settings import BadSettings, Settings, find_redis
+from gateway.tenancy import open_index
 from gateway.topology import TOPOLOGY
 
 T = TypeVar("T")
@@ -80,7 +81,7 @@ async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
             await _settle(memory)
             yield gateway
         return
-    shared = RedisIndex(redis_url, follows_engines=False)
+    shared = open_index(settings, redis_url, follows_engines=False)
     gateway = await asyncio.to_thread(Gateway, settings, shared)
     await _read_documents(gateway, redis_url)
     async with gateway:

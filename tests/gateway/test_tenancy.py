@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from backends.hashing import chain_seed, hash_blocks
 from gateway.settings import BadSettings, parse_settings
-from gateway.tenancy import check_exposure, find_secret
+from gateway.tenancy import check_exposure, find_secret, name_index
 
 BASE: dict[str, Any] = {
     "models": [{"name": "m", "path": "/m", "kv_bytes_per_token": 1}],
@@ -49,3 +50,12 @@ def test_a_secret_that_is_not_there_stops_the_start(monkeypatch: pytest.MonkeyPa
     with pytest.raises(BadSettings, match=r"^auth\.secret_file: "):
         find_secret(parse_settings(BASE | {"auth": {"secret_file": "/does/not/exist"}}).auth)
     assert find_secret(parse_settings(BASE).auth) is None
+
+
+def test_the_shared_index_is_keyed() -> None:
+    """With a secret nobody can name a prompt's blocks without it, and another secret's index is another one."""
+    found = [name_index(secret) for secret in (None, b"0123456789abcdef", b"0123456789abcdeg")]
+    names = [hash_blocks(range(100), chain_seed("m", None, None, key)) for _, key in found]
+    assert names[0] == hash_blocks(range(100), chain_seed("m", None, None))
+    assert not set(names[0]) & set(names[1]) and not set(names[1]) & set(names[2])
+    assert found[0][0] == "pdd" and len({prefix for prefix, _ in found}) == 3
