@@ -97,19 +97,30 @@ class SharedLimits:
         ask = _Ask(lease, rates)
         self._asks.append(ask)
         self._wake.set()
+        is_answered = False
         try:
-            return await ask.answer
-        except asyncio.CancelledError:
-            if ask in self._asks:
-                self._asks.remove(ask)
-            else:
-                self.end(lease, lease.reserved_tokens)
-            raise
+            # An exchange that runs, and the one after it, have each ended before that.
+            async with asyncio.timeout(3 * self._timeout_s):
+                verdict = await ask.answer
+            is_answered = True
+        except TimeoutError:
+            return None
+        finally:
+            if not is_answered:
+                self._withdraw(ask)
+        return verdict
 
     def end(self, lease: Lease, unused_tokens: int) -> None:
         """Give a lease's slot and its unused tokens back, soon; below 0 it used more than it took."""
         self._ended[lease.id] = (lease.tenant, unused_tokens)
         self._wake.set()
+
+    def _withdraw(self, ask: _Ask) -> None:
+        """Nobody waits for the answer: what it may have taken, or may take yet, is given back after it."""
+        if ask in self._asks:
+            self._asks.remove(ask)
+        else:
+            self.end(ask.lease, ask.lease.reserved_tokens)
 
     async def _run(self) -> None:
         while True:
