@@ -65,9 +65,9 @@ class Passing:
         picked = pick_request_headers(headers, JSON, request_id)
         salt = self._find_salt(path, model, caller)
         body = orjson.dumps(value | {"model": model} | ({} if salt is None else {"cache_salt": salt}))
-        most_tokens = max((value[name] for name in OUTPUT_LIMITS if type(value.get(name)) is int), default=0)
+        most_tokens = find_output_limit(value, caller)
         request = PassedRequest(request_id, path, model, body, picked, caller.rules.regions)
-        await self._pass_on(request, caller, max(0, most_tokens), client)
+        await self._pass_on(request, caller, most_tokens, client)
 
     async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a form on, written anew. Raises ApiError, AnswerBroken."""
@@ -127,6 +127,16 @@ class Passing:
             prompt = prompt_tokens if told.prompt_tokens is None else told.prompt_tokens
             completion = told.completion_tokens or 0
             entry.leave(Use(1, prompt, other_tokens=completion), prompt + completion)
+
+
+def find_output_limit(value: JsonObject, caller: Caller) -> int:
+    """Return the longest answer that a body asks for, 0 where it says none. Raises ApiError beyond the tenant's."""
+    most = caller.rules.limits.max_output_tokens
+    named: dict[str, int] = {name: value[name] for name in OUTPUT_LIMITS if type(value.get(name)) is int}
+    for name, tokens in named.items():
+        if most is not None and tokens > most:
+            raise bad_field(name, f"{name} may be at most {most}.", "output_limit_exceeded")
+    return max(0, 0, *named.values())
 
 
 def find_model(value: object, caller: Caller) -> str:

@@ -1,0 +1,56 @@
+"""Passed requests keep to their tenant's rules: models, limits, charges."""
+
+import json
+from typing import Any
+
+from policies.rules import parse_rules
+from tests.fakes.upstream import Say
+from tests.gateway.passthrough.conftest import Rig
+
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hi"}]
+TOLD = Say((b'{"usage":{"prompt_tokens":30,"completion_tokens":12}}',))
+
+
+def use_rules(rig: Rig, **rules: Any) -> None:
+    """Put rules in force for everybody."""
+    rig.gateway.rulebook.replace(parse_rules(rules))
+
+
+async def test_aliases_and_forbidden_models(rig: Rig) -> None:
+    """An alias reaches the model that it stands for, at every path; a model that is not allowed does not exist."""
+    use_rules(rig, models={"allowed": ["guest"], "aliases": {"gpt-4o": "guest"}})
+    for path in (CHAT, "/v1/embeddings"):
+        assert (await rig.ask(path, model="gpt-4o", messages=MESSAGES, input="x")).status_code == 200
+    asked = [asked for upstream in rig.upstreams for asked in upstream.asked]
+    assert {json.loads(one.body)["model"] for one in asked} == {"guest"}
+    use_rules(rig, models={"allowed": ["tiny"], "aliases": {"gpt-4o": "guest"}})
+    for name in ("guest", "gpt-4o"):
+        for path in (CHAT, "/v1/embeddings"):
+            refused = await rig.ask(path, model=name, messages=MESSAGES, input="x")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_limits_hold_and_true_use_is_charged(rig: Rig) -> None:
+    """Passed requests share the tenant's buckets; what the server reports is charged, once it is known."""
+    use_rules(rig, limits={"requests_per_min": 2, "tokens_per_min": 1000})
+    rig.upstreams[0].say = rig.upstreams[1].say = TOLD
+    for _ in range(2):
+        assert (await rig.ask(CHAT, messages=MESSAGES, max_tokens=400)).status_code == 200
+    refused = await rig.ask("/v1/embeddings", input="x")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert int(refused.headers["x-ratelimit-remaining-tokens"]) in range(1000 - 2 * 42, 1000 - 2 * 42 + 60)
+    used = {what: rig.counted(f"pdd_tenant_{what}_total", tenant="default") for what in ("requests", "prompt_tokens")}
+    assert used == {"requests": 2, "prompt_tokens": 60}
+    assert rig.counted("pdd_tenant_completion_tokens_total", tenant="default") == 24
+
+
+async def test_answers_that_are_too_long_are_refused(rig: Rig) -> None:
+    """A limit beyond the tenant's is refused by its name, whichever of its names it has."""
+    use_rules(rig, limits={"max_output_tokens": 10})
+    for path, name in ((CHAT, "max_completion_tokens"), ("/v1/responses", "max_output_tokens")):
+        refused = await rig.ask(path, messages=MESSAGES, input="x", **{name: 11})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, name, "output_limit_exceeded")
+    assert not rig.upstreams[0].asked and not rig.upstreams[1].asked
+    assert (await rig.ask(CHAT, messages=MESSAGES, max_tokens=10)).status_code == 200
