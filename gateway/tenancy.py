@@ -120,6 +120,10 @@ def check_exposure(settings: Settings, host: str) -> None:
     """Refuse to be open to others than this machine unless that is said, and warn of it. Raises BadSettings."""
     if settings.auth.asks_for_keys:
         return
+    if settings.trusted_proxies and not settings.auth.open:
+        raise BadSettings(
+            "auth.secret_env: not set, and trusted_proxies hand on the requests of others; or say auth.open: true"
+        )
     if not (settings.auth.open or is_loopback(host)):
         raise BadSettings(
             f"auth.secret_env: not set, so no keys are asked for, and {host} can be reached from elsewhere; set it (or "

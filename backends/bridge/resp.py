@@ -10,7 +10,7 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self, cast
 from urllib.parse import unquote, urlsplit
 
@@ -42,7 +42,7 @@ class Address:
     port: int
     database: int = 0
     username: str | None = None
-    password: str | None = None
+    password: str | None = field(default=None, repr=False)
     tls: bool = False
 
     @classmethod

@@ -8,7 +8,7 @@ import hmac
 import re
 import secrets
 from base64 import b32encode
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -41,7 +41,7 @@ class Key:
     """A key in its parts."""
 
     id: str
-    random: str
+    random: str = field(repr=False)
 
     def __str__(self) -> str:
         return f"pdd_{self.id}_{self.random}"

@@ -47,7 +47,7 @@ class TenantsUnknown(Exception):
 class TenantBook:
     """Knows every tenant and key. ``clock``: Unix seconds."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     clock: Callable[[], float] = time.time
     known: bool = False
     """Whether tenants and keys were ever read."""

@@ -29,6 +29,14 @@ def test_elsewhere_open_must_be_said(host: str) -> None:
         check_exposure(parse_settings(BASE | {"auth": auth}), host)
 
 
+def test_loopback_behind_a_proxy_is_elsewhere() -> None:
+    """A proxy on this machine brings the requests of others: then, too, open must be said."""
+    proxied = BASE | {"trusted_proxies": ["127.0.0.1/32"]}
+    with pytest.raises(BadSettings, match=r"^auth\.secret_env: "):
+        check_exposure(parse_settings(proxied), "127.0.0.1")
+    check_exposure(parse_settings(proxied | {"auth": {"open": True}}), "127.0.0.1")
+
+
 @pytest.mark.parametrize(
     ("auth", "key"),
     [
