@@ -88,7 +88,7 @@ async def test_a_pull_aims_at_the_md_that_lives() -> None:
         first = await path.opened()
         lost = first.request.main
         assert lost is not None
-        stage.pools[lost].draining = True
+        stage.pools[lost].reachable = False
         first.fail()
         second = await path.opened(2)
         assert {lost, second.request.main} == {"md1", "md2"}
