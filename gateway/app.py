@@ -29,6 +29,7 @@ from gateway.control.rulebook import RULES, RuleBook
 from gateway.control.sessions import Sessions
 from gateway.discovery import PodWatch
 from gateway.exposure import find_doors
+from gateway.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
@@ -37,7 +38,7 @@ from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
 from gateway.relay.service import RelayService
-from gateway.settings import BadSettings, DiscoverySettings, EngineSettings, Settings, find_redis
+from gateway.settings import Settings, find_redis
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index

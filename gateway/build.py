@@ -13,8 +13,9 @@ from backends.pull import EnginePull, NixlPull
 from gateway.control.curves import BadCurve, read_curve
 from gateway.control.links import Link, MeasuredPath
 from gateway.control.pools import Instance, InstanceSpec, Pools
+from gateway.fleet_settings import BadSettings, EngineSettings, LinkSettings
 from gateway.relay.service import ModelFacts
-from gateway.settings import BadSettings, EngineSettings, LinkSettings, Settings, read_key
+from gateway.settings import Settings, read_key
 from gateway.text.model import ModelDirectoryError, ServedModel, load_model
 from policies.types import Role
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from gateway.settings import BadSettings, DiscoverySettings, EngineSettings
+from gateway.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,9 @@ from gateway.control.salts import Salts
 from gateway.control.secret import BadSecret, derive, read_secret
 from gateway.control.tenants import KEY_KIND, TENANT_KIND, TenantBook
 from gateway.control.usage import Usage
+from gateway.fleet_settings import BadSettings
 from gateway.index.shared import RedisIndex
-from gateway.settings import AuthSettings, BadSettings, Settings
+from gateway.settings import AuthSettings, Settings
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 

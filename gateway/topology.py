@@ -19,10 +19,11 @@ from gateway.control.links import Link, Links
 from gateway.control.live import Refused
 from gateway.control.pools import Instance, Pools
 from gateway.discovery import Found
+from gateway.fleet_settings import BadSettings, EngineSettings, LinkSettings, Section
 from gateway.index.types import InstanceSpec as CacheSpec
 from gateway.index.types import PrefixIndex
 from gateway.relay.service import store_id
-from gateway.settings import BadSettings, EngineSettings, LinkSettings, Section, Settings, check_references
+from gateway.settings import Settings, check_references
 from gateway.tasks import TaskSet
 
 log = logging.getLogger(__name__)

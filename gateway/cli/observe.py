@@ -22,10 +22,11 @@ from gateway.app import Gateway
 from gateway.control.documents import DocumentStore, connect
 from gateway.control.live import Refused
 from gateway.control.rulebook import RULES
+from gateway.fleet_settings import BadSettings
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
 from gateway.relay.types import GenerationFailed
-from gateway.settings import BadSettings, Settings, find_redis
+from gateway.settings import Settings, find_redis
 from gateway.tenancy import open_index
 from gateway.topology import TOPOLOGY
 

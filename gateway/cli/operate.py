@@ -15,7 +15,8 @@ import yaml
 from redis.exceptions import RedisError
 
 from gateway.control.documents import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal, connect
-from gateway.settings import BadSettings, Settings, find_redis, load_settings, read_yaml
+from gateway.fleet_settings import BadSettings
+from gateway.settings import Settings, find_redis, load_settings, read_yaml
 
 REPLY_TIMEOUT_S = 10.0
 WAIT_S = 10.0

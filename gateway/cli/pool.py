@@ -19,7 +19,8 @@ from gateway.cli.operate import (
     run_change,
 )
 from gateway.control.documents import DocumentStore
-from gateway.settings import BadSettings, Settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import Settings
 from gateway.topology import FLEET, TOPOLOGY, Topology, overlay, read_topology
 
 Body = dict[str, Any]

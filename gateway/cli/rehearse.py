@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 
 from gateway.control.rulebook import RuleBook
-from gateway.settings import BadSettings, Settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import Settings
 from policies.eligibility import RequestFeatures, unsplittable_reason
 from policies.route import choose_plan
 from policies.rule_documents import DEFAULT

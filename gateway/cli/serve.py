@@ -17,7 +17,8 @@ from backends.serving import CannotListen, Site, bind, parse_listen, serve_sites
 from gateway.api.edge import Edge, EdgeProtocol
 from gateway.app import open_gateway
 from gateway.exposure import read_tls
-from gateway.settings import BadSettings, Settings, find_proxies, load_rules, load_settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import Settings, find_proxies, load_rules, load_settings
 from gateway.telemetry.logs import start_logging
 from gateway.tenancy import check_exposure
 

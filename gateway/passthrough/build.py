@@ -6,11 +6,12 @@ from backends.external import ExternalModel, Provider
 from backends.litellm import load_litellm
 from gateway.api.gate import Gate
 from gateway.control.pools import Pools
+from gateway.fleet_settings import BadSettings, UpstreamSettings
 from gateway.passthrough.endpoint import Passing
 from gateway.passthrough.overflow import Overflow
 from gateway.passthrough.servers import Servers
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
-from gateway.settings import BadSettings, Settings, UpstreamSettings, read_key
+from gateway.settings import Settings, read_key
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 

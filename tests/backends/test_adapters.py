@@ -7,7 +7,8 @@ import pytest
 from backends.adapters import BadEngine, EngineSpec, build_engine
 from backends.vllm import VllmEngine
 from gateway.app import Gateway
-from gateway.settings import BadSettings, parse_settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import parse_settings
 from tests.fakes.index import KnownIndex
 from tests.gateway.model_dir import model_dir
 

@@ -19,7 +19,8 @@ from starlette.routing import Route
 
 from gateway.control.documents import Document
 from gateway.discovery import Found, Pod, PodWatch, read_pod
-from gateway.settings import BadSettings, DiscoverySettings, parse_settings
+from gateway.fleet_settings import BadSettings, DiscoverySettings
+from gateway.settings import parse_settings
 from gateway.topology import FLEET, TOPOLOGY, LiveTopology
 from tests.fakes.gates import Watch
 from tests.fakes.index import KnownIndex

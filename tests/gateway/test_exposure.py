@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.exposure import find_doors, read_tls
-from gateway.settings import BadSettings, find_proxies, parse_settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import find_proxies, parse_settings
 
 BASE: dict[str, Any] = {
     "models": [{"name": "m", "path": "/m", "kv_bytes_per_token": 1}],

@@ -10,7 +10,8 @@ from backends.prefetch import PrefetchPath
 from backends.pull import EnginePull, NixlPull
 from backends.reference.demo_model import MODEL_DIR
 from gateway.app import Gateway
-from gateway.settings import BadSettings, Settings, parse_settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import Settings, parse_settings
 from tests.fakes.index import KnownIndex
 
 URL = "http://127.0.0.1:9"

@@ -13,10 +13,11 @@ from backends.types import LegRequest
 from gateway.control.documents import Document
 from gateway.control.live import Refused
 from gateway.control.pools import Instance
+from gateway.fleet_settings import BadSettings, EngineSettings
 from gateway.relay.cast import Cast
 from gateway.relay.service import store_id
 from gateway.relay.types import GenerationRequest
-from gateway.settings import BadSettings, EngineSettings, parse_settings
+from gateway.settings import parse_settings
 from gateway.topology import FLEET, TOPOLOGY, LiveTopology, overlay, read_topology
 from policies.types import Direct, Role
 from tests.fakes.engine import FakeEngine

@@ -13,7 +13,8 @@ import pytest
 from backends.errors import BackendError, EngineFailed, EngineRejected, EngineTimeout, EngineUnavailable
 from backends.external import ExternalModel
 from gateway.app import Gateway
-from gateway.settings import BadSettings, parse_settings
+from gateway.fleet_settings import BadSettings
+from gateway.settings import parse_settings
 from policies.rules import parse_rules
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate

@@ -1,0 +1,226 @@
+"""What the configuration says of the fleet: models, engines, links, and servers beside them."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
+Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class BadSettings(Exception):
+    """The configuration cannot be used; the message names the key."""
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of all sections."""
+
+
+class ModelSettings(Section, frozen=True):
+    """A model that clients may ask for."""
+
+    name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
+    path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    kv_bytes_per_token: Annotated[Count, Meta(description="KV of one token, all layers, in bytes.")]
+    kv_name: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="Its name in the KV store, where that differs: LMCache takes vLLM's `--model`, not "
+            "`--served-model-name`.",
+        ),
+    ] = None
+    tool_parser: Annotated[
+        Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
+    ] = None
+    reasoning_parser: Annotated[
+        Literal["think", "qwen3", "deepseek_r1"] | None,
+        Meta(description="How the model marks its reasoning; null: it stays text."),
+    ] = None
+    cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
+
+
+class EngineSettings(Section, frozen=True):
+    """One engine instance."""
+
+    id: Annotated[Name, Meta(description="Unique name, shown in traces and metrics.")]
+    role: Annotated[Literal["P", "RLD", "MD"], Meta(description="Prefill, relay decode or main decode.")]
+    model: Annotated[Name, Meta(description="One of ``models``.")]
+    region: Annotated[Name, Meta(description="Where it stands.")]
+    url: Annotated[Url, Meta(description="Base URL of its OpenAI-compatible API.")]
+    kind: Annotated[
+        Name,
+        Meta(description="Its adapter: ``vllm``, ``sglang``, or one that an installed package registers (see README)."),
+    ] = "vllm"
+    options: Annotated[dict[str, Any], Meta(description="What its adapter wants to know beside.")] = msgspec.field(
+        default_factory=dict
+    )
+    max_running: Annotated[Count, Meta(description="Requests that it batches at once.")] = 64
+    priority: Annotated[
+        bool,
+        Meta(
+            description="True: it schedules by priority (vLLM's ``--scheduling-policy priority``) and is told each "
+            "request's: 0 for high, 1 for normal, 2 for low."
+        ),
+    ] = False
+    price_per_hour: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="What the instance costs in an hour, in any currency. A request is charged for one of its "
+            "``max_running`` places while a leg runs there.",
+        ),
+    ] = 0.0
+    api_key_env: Annotated[
+        str | None, Meta(description="Environment variable that holds the key this engine wants.")
+    ] = None
+    kv_events: Annotated[
+        str | None,
+        Meta(
+            description="ZMQ endpoint of its KV events; `auto`: what the engine says at /kv_event_sources; null: its "
+            "cache is guessed from routing."
+        ),
+    ] = None
+    kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
+    abort_grace_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="A leg that nobody wants any more goes on until its first token, for at most this long. Above "
+            "0 for vLLM 0.32 with LMCacheMPConnector as kv_both, which dies when it is aborted while it loads KV.",
+        ),
+    ] = 0.0
+    cache_server: Annotated[
+        Url | None,
+        Meta(
+            description="HTTP port of the LMCache server that it uses. It takes no legs while that server is away, or "
+            "has restarted and does not know it; null: nobody looks.",
+        ),
+    ] = None
+    prefill_curve: Annotated[
+        str | None,
+        Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),
+    ] = None
+
+
+class LinkSettings(Section, frozen=True):
+    """A WAN link, and the way that KV takes over it."""
+
+    source: Annotated[Name, Meta(description="Region of the prefill instances.")]
+    dest: Annotated[Name, Meta(description="Region of the main-decode instances.")]
+    path: Annotated[
+        Literal["bridge", "engine_pull", "prefetch", "nixl"],
+        Meta(
+            description="Who moves the KV: ``pdd bridge``; the main-decode engine, out of a store that it shares with "
+            "P; the LMCache server in ``dest``; or the main-decode engine, out of P's memory by NIXL."
+        ),
+    ] = "bridge"
+    bridge: Annotated[
+        Url | None,
+        Meta(description="Base URL of the ``pdd bridge`` in ``dest``; needed by path bridge, and only there."),
+    ] = None
+    cache_server: Annotated[
+        Url | None,
+        Meta(description="HTTP port of the LMCache server in ``dest``; needed by path prefetch, and only there."),
+    ] = None
+    lease_s: Annotated[
+        Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
+    ] = 30.0
+    world_size: Annotated[int, Meta(ge=1, le=255, description="Tensor-parallel ranks of the engines.")] = 1
+    dialect: Annotated[Literal["lmcache", "lmcache-mp"], Meta(description="How the stores spell chunk keys.")] = (
+        "lmcache"
+    )
+    chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
+    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
+        "bfloat16"
+    )
+    rate_mbit: Annotated[Positive, Meta(description="Rate to assume until one is measured, in Mbit/s.")] = 1000.0
+
+
+class UpstreamSettings(Section, frozen=True):
+    """A server whose models' requests are passed on as they are: any OpenAI-compatible one."""
+
+    id: Annotated[Name, Meta(description="Unique name, shown in timelines and metrics.")]
+    url: Annotated[Url, Meta(description="Base URL of its API, without ``/v1``.")]
+    models: Annotated[
+        tuple[Name, ...] | None, Meta(description="What it serves; null: what its ``/v1/models`` lists.")
+    ] = None
+    region: Annotated[
+        Name | None, Meta(description="Where it stands; null: tenants that are pinned to regions are not sent there.")
+    ] = None
+    paths: Annotated[
+        tuple[str, ...] | None, Meta(description="Paths that it is asked at; null: all that are passed on.")
+    ] = None
+    api_key_env: Annotated[str | None, Meta(description="Environment variable that holds the key it wants.")] = None
+    max_running: Annotated[Count, Meta(description="Most requests that this process has running there.")] = 64
+    first_byte_timeout_s: Annotated[Positive, Meta(description="Longest wait for an answer's first byte.")] = 600.0
+    idle_timeout_s: Annotated[Positive, Meta(description="Longest silence inside an answer.")] = 120.0
+
+
+class ExternalSettings(Section, frozen=True):
+    """A model of an external provider, which answers chats when the rules' `overflow` says so."""
+
+    model: Annotated[Name, Meta(description="Its name as LiteLLM has it, like ``openai/gpt-4o`` (extra ``litellm``).")]
+    api_base: Annotated[Url | None, Meta(description="Where the provider is; null: where LiteLLM knows it.")] = None
+    api_key_env: Annotated[
+        str | None, Meta(description="Environment variable with the key; null: the one that LiteLLM looks for.")
+    ] = None
+    timeout_s: Annotated[Positive, Meta(description="Longest wait for an answer, or for its next piece.")] = 600.0
+
+
+IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+"""Where Kubernetes puts what a pod needs to ask its own cluster."""
+
+
+class DiscoverySettings(Section, frozen=True):
+    """A Kubernetes cluster whose pods are engines, by their labels `pdd.role` and `pdd.model`."""
+
+    region: Annotated[Name, Meta(description="Where the cluster stands.")]
+    namespace: Annotated[
+        Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,63}$")] | None,
+        Meta(description="Namespace of the pods; null: the gateway's own."),
+    ] = None
+    selector: Annotated[
+        str, Meta(min_length=1, max_length=1000, description="Label selector; `pdd.role`: all that have the label.")
+    ] = "pdd.role"
+    api: Annotated[
+        Url | None, Meta(description="URL of the cluster's API; null: the cluster that the gateway runs in.")
+    ] = None
+    token_file: Annotated[
+        str | None, Meta(description="File with the token to show; read anew for each request. null: none is shown.")
+    ] = str(IN_POD / "token")
+    ca_file: Annotated[
+        str | None, Meta(description="Certificates to trust for the API; null: those that the system trusts.")
+    ] = str(IN_POD / "ca.crt")
+    engine: Annotated[dict[str, Any], Meta(description="Further settings of each engine, as under ``engines``.")] = (
+        msgspec.field(default_factory=dict)
+    )
+
+    def make_engine(self, **known: str) -> EngineSettings:
+        """Return an engine of this cluster. Raises BadSettings."""
+        try:
+            return msgspec.convert({**self.engine, **known, "region": self.region}, EngineSettings)
+        except msgspec.ValidationError as error:
+            raise BadSettings(str(error)) from None
+
+    def find_namespace(self) -> str:
+        """Return the namespace to look in. Raises BadSettings."""
+        if self.namespace is not None:
+            return self.namespace
+        try:
+            return (IN_POD / "namespace").read_text(encoding="ascii").strip()
+        except OSError:
+            raise BadSettings(f"discovery[{self.region}].namespace: not set, and this is no pod") from None
+
+    def find_api(self) -> str:
+        """Return the API's URL. Raises BadSettings."""
+        if self.api is not None:
+            return self.api
+        host, port = (os.environ.get(f"KUBERNETES_SERVICE_{part}") for part in ("HOST", "PORT"))
+        if not host or not port:
+            raise BadSettings(f"discovery[{self.region}].api: not set, and this is no pod")
+        return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
