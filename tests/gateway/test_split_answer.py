@@ -1,0 +1,207 @@
+"""From request to bytes over engines on sockets: an answer that was split says what an unsplit one says."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.api.admin import Pages
+from gateway.api.app import ApiState, build_app
+from gateway.text.model import ServedModel, load_model
+from policies.rules import Rules, parse_rules
+from tests.fakes.gates import HoldGate
+from tests.fakes.script import EOS, Script, fixed_answer
+from tests.fakes.server import AppServer
+from tests.gateway.api.access import make_access
+from tests.gateway.api.raw import connect
+from tests.gateway.model_dir import make_model_dir
+from tests.gateway.relay.stage import MODEL, QUICK, Stage, open_stage
+
+TEXT = (
+    "<think>Hmm 😀, ďá\u0301belské</think>Příliš 👩‍👩‍👧 kůň <|im_start|> ไทย"
+    '<tool_call>\n{"name": "get", "arguments": {"city": "東京"}}\n</tool_call>'
+    '<tool_call>\n{"name": "put", "arguments": {}}\n</tool_call>'
+)
+TOOL = {"type": "function", "function": {"name": "get"}}
+CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there. " * 40}]}
+PLAIN = parse_rules({"direct_wan_bound_s": 0, "relay": QUICK, "splitting": {"enabled": False}})
+CHUNKS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "stream_options": st.just({"include_usage": True}),
+        "tools": st.just([TOOL]),
+        "tool_choice": st.sampled_from(["auto", "none"]),
+        "stop": st.lists(
+            st.sampled_from(["</think>", "\u0301", "👩", "Př", "城", '"}', "never", "\ufffd"]), max_size=3
+        ),
+        "include_stop_str_in_output": st.booleans(),
+        "min_tokens": st.integers(0, 30),
+        "max_tokens": st.integers(30, 200),
+        "logprobs": st.just(True),
+        "top_logprobs": st.integers(0, 3),
+        "skip_special_tokens": st.booleans(),
+        "spaces_between_special_tokens": st.booleans(),
+        "ignore_eos": st.booleans(),
+        "stop_token_ids": st.just([300, 400, 500]),
+        "return_token_ids": st.booleans(),
+    },
+)
+
+
+@dataclass(slots=True)
+class Rig:
+    """The API over a relay service over one engine of each role; ``rules`` may be changed between requests."""
+
+    stage: Stage
+    server: AppServer
+    model: ServedModel
+    rules: list[Rules]
+
+    async def ask(self, body: dict[str, Any]) -> Any:
+        """Return the essence of an answer."""
+        async with connect(self.server) as connection:
+            await connection.post("/v1/chat/completions", body)
+            status, headers = await connection.read_head()
+            if "content-length" in headers:
+                answer = json.loads(await connection.reader.readexactly(int(headers["content-length"])))
+                assert status == 200, answer
+                return essence_of_whole(answer)
+            *events, done, _ = b"".join(await connection.read_chunks()).decode().split("\n\n")
+            assert done == "data: [DONE]"
+            return essence_of_chunks([json.loads(event.removeprefix("data: ")) for event in events])
+
+    async def split(self, body: dict[str, Any], mode: str, cut: int, relay: tuple[int, ...]) -> Any:
+        """Let MD take over when RLD has made ``cut`` ids."""
+        rules = {"direct_wan_bound_s": 0, "relay": QUICK, "handoff": {"mode": mode, "threshold_tokens": 1}}
+        self.rules[:] = [parse_rules(rules)]
+        gate, path = HoldGate(), self.stage.path
+        path.is_instant = False
+        self.stage.engines["rld1"].scripts.append(Script(chunks=relay, holds={cut: gate}))
+        opened = len(path.transfers)
+
+        async def arrive() -> None:
+            await gate.arrivals()
+            (await path.opened(opened + 1)).complete()
+
+        arrival = asyncio.create_task(arrive())
+        try:
+            return await self.ask(body)
+        finally:
+            arrival.cancel()
+            await asyncio.gather(arrival, return_exceptions=True)
+            for transfer in path.transfers[opened:]:
+                transfer.complete()
+            await self.stage.quiet()
+            self.stage.engines["rld1"].scripts.clear()
+
+    async def plain(self, body: dict[str, Any]) -> Any:
+        """Let MD make the answer alone."""
+        self.rules[:] = [PLAIN]
+        self.stage.path.is_instant = True
+        answer = await self.ask(body)
+        await self.stage.quiet()
+        return answer
+
+
+def essence_of_whole(answer: dict[str, Any]) -> dict[str, Any]:
+    """What a whole answer says, but for names and times."""
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning_content", ""),
+        "calls": [(one["function"]["name"], one["function"]["arguments"]) for one in message.get("tool_calls") or ()],
+        "logprobs": (choice["logprobs"] or {}).get("content", []),
+        "ids": choice.get("token_ids", []),
+        "end": (choice["finish_reason"], choice["stop_reason"]),
+        "usage": answer["usage"],
+    }
+
+
+def essence_of_chunks(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a stream says, put together; each call's name and id come once, and the finish comes once and last."""
+    said: dict[str, Any] = {"content": "", "reasoning": "", "calls": [], "logprobs": [], "ids": [], "end": None}
+    for chunk in chunks:
+        for choice in chunk["choices"]:
+            assert said["end"] is None
+            delta = choice["delta"]
+            said["content"] += delta.get("content") or ""
+            said["reasoning"] += delta.get("reasoning_content") or ""
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(said["calls"])
+                    said["calls"].append((call["function"]["name"], ""))
+                name, arguments = said["calls"][call["index"]]
+                said["calls"][call["index"]] = (name, arguments + call["function"]["arguments"])
+            said["logprobs"] += (choice["logprobs"] or {}).get("content", [])
+            said["ids"] += choice.get("token_ids", [])
+            said["end"] = choice["finish_reason"] and (choice["finish_reason"], choice["stop_reason"])
+    said["usage"] = chunks[-1].get("usage")
+    return said
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    """A byte-level model whose answers hold reasoning and calls."""
+    directory: Path = make_model_dir(tmp_path_factory.mktemp("split_answer"))
+    served = load_model(MODEL, directory)
+    yield replace(served, reads_reasoning=True, reads_tools=True)
+    served.close()
+
+
+@pytest.fixture
+async def rig(model: ServedModel) -> AsyncIterator[Rig]:
+    """Everything on sockets."""
+    rules = [PLAIN]
+    access = replace(make_access(), rules_of=lambda tenant, key: rules[0])
+    async with open_stage(ids=("p1", "rld1", "md1")) as stage:
+        pages = Pages(lambda: [], lambda request_id: None, lambda: (b"", "text/plain"))
+        state = ApiState({MODEL: model}, stage.service, 0, access, pages)
+        async with AppServer(build_app(state)) as server:
+            yield Rig(stage, server, model, rules)
+
+
+@pytest.mark.timeout(240)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    fields=FIELDS,
+    stream=st.booleans(),
+    cut=st.integers(1, 120),
+    mode=st.sampled_from(["one_shot", "catch_up"]),
+    chunks=st.tuples(CHUNKS, CHUNKS),
+    other_ids=st.none() | st.lists(st.integers(3, 700), min_size=1, max_size=60),
+)
+async def test_a_split_answer_says_what_an_unsplit_one_says(
+    rig: Rig,
+    fields: dict[str, Any],
+    stream: bool,
+    cut: int,
+    mode: str,
+    chunks: tuple[tuple[int, ...], tuple[int, ...]],
+    other_ids: list[int] | None,
+) -> None:
+    """Text, its parts, calls, ids, log-probabilities, finish and usage are the same wherever the joint is."""
+    if "top_logprobs" in fields:
+        fields["logprobs"] = True
+    if not stream:
+        fields.pop("stream_options", None)
+    body = {**CHAT, **fields, "stream": stream}
+    template = rig.model.template
+    assert template is not None
+    prompt = rig.model.encoder.encode_now(template.render(CHAT["messages"], tools=fields.get("tools")))
+    ids = other_ids or [*rig.model.encoder.encode_now(TEXT), EOS]
+    for engine in rig.stage.engines.values():
+        engine.model = fixed_answer(len(prompt), ids)
+    rig.stage.engines["md1"].calls.clear()
+    rig.stage.engines["md1"].script = Script(chunks=chunks[1])
+    split = await rig.split(body, mode, cut, chunks[0])
+    if split["ids"] and len(split["ids"]) > cut + 1:
+        assert rig.stage.engines["md1"].calls
+    assert split == await rig.plain(body)
