@@ -187,10 +187,10 @@ class Gateway:
         for model in self.served:
             for role in (Role.P, Role.MD):
                 filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
-                if not any(instance.usable(now_s) for instance in filled):
-                    missing += [_describe(instance) for instance in filled] or [
-                        f"{model}: no {role} instance is configured"
-                    ]
+                if not filled and role is Role.MD:
+                    missing.append(f"{model}: no {role} instance is configured")
+                elif not any(instance.usable(now_s) for instance in filled):
+                    missing += [_describe(instance) for instance in filled]
         return missing
 
     def _build_app(self) -> ASGIApp:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import orjson
@@ -42,7 +42,6 @@ class Asked:
     headers: list[tuple[bytes, bytes]]
     body: bytes
     state: Literal["running", "ended", "aborted"] = "running"
-    names: set[str] = field(default_factory=set)
 
     def header(self, name: str) -> str | None:
         """The value of a header; None: it did not come."""
