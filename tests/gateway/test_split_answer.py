@@ -33,7 +33,7 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 PLAIN = parse_rules({"direct_wan_bound_s": 0, "relay": QUICK, "splitting": {"enabled": False}})
 CHUNKS = st.lists(st.integers(1, 6), min_size=1, max_size=4).map(tuple)
 FIELDS = st.fixed_dictionaries(
-    {},
+    {"max_tokens": st.integers(30, 200)},
     optional={
         "stream_options": st.just({"include_usage": True}),
         "tools": st.just([TOOL]),
@@ -43,7 +43,6 @@ FIELDS = st.fixed_dictionaries(
         ),
         "include_stop_str_in_output": st.booleans(),
         "min_tokens": st.integers(0, 30),
-        "max_tokens": st.integers(30, 200),
         "logprobs": st.just(True),
         "top_logprobs": st.integers(0, 3),
         "skip_special_tokens": st.booleans(),
