@@ -235,15 +235,10 @@ def _check_discovery(settings: Settings) -> None:
             raise BadSettings(f"discovery[{number}].engine: {error}") from None
 
 
-def check_references(settings: Settings) -> None:
-    """Check that names lead to something, and that nothing stands twice. Raises BadSettings."""
-    models = _unique("models[].name", [model.name for model in settings.models])
-    _unique("engines[].id", [engine.id for engine in settings.engines])
-    _unique("links[]", [f"{link.source}->{link.dest}" for link in settings.links])
-    for number, engine in enumerate(settings.engines):
-        if engine.model not in models:
-            raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
-    _unique("external[].model", [external.model for external in settings.external])
+def _check_others(settings: Settings, models: set[str]) -> None:
+    externals = _unique("external[].model", [external.model for external in settings.external])
+    if (overflow := settings.rules.overflow.model) is not None and overflow not in externals:
+        raise BadSettings(f"rules.overflow.model: {overflow!r} is not in external")
     _unique("upstreams[].id", [upstream.id for upstream in settings.upstreams])
     for number, upstream in enumerate(settings.upstreams):
         for name in upstream.models or ():
@@ -252,6 +247,17 @@ def check_references(settings: Settings) -> None:
         for path in upstream.paths or ():
             if path not in ALL_PATHS:
                 raise BadSettings(f"upstreams[{number}].paths: {path!r} is not one of {', '.join(ALL_PATHS)}")
+
+
+def check_references(settings: Settings) -> None:
+    """Check that names lead to something, and that nothing stands twice. Raises BadSettings."""
+    models = _unique("models[].name", [model.name for model in settings.models])
+    _unique("engines[].id", [engine.id for engine in settings.engines])
+    _unique("links[]", [f"{link.source}->{link.dest}" for link in settings.links])
+    for number, engine in enumerate(settings.engines):
+        if engine.model not in models:
+            raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
+    _check_others(settings, models)
     if not settings.engines and not settings.discovery:
         raise BadSettings("engines: there is none, and no discovery")
     regions = {engine.region for engine in settings.engines} | {found.region for found in settings.discovery}

@@ -91,7 +91,8 @@ class OverflowRules(Section, frozen=True):
     """When an external provider answers chats in place of the model's own engines."""
 
     model: Annotated[
-        Name | None, Meta(description="One of the settings' `external`, by its model's name. null: never.")
+        Name | None,
+        Meta(description="One of the settings' `external`, by its model's name. null, or any other: never."),
     ] = None
     when: Annotated[
         Literal["no_instance", "overloaded", "always"],

@@ -218,3 +218,5 @@ def test_bad_settings_stop_the_start(model_dir: Path, monkeypatch: pytest.Monkey
         Gateway(parse_settings(document), KnownIndex({}), provider=FakeProvider())
     with pytest.raises(BadSettings, match=r"external\[\]\.model: 'openai/gpt' stands twice"):
         parse_settings(document | {"external": document["external"] * 2})
+    with pytest.raises(BadSettings, match=r"rules\.overflow\.model: 'openai/other' is not in external"):
+        parse_settings(document | {"rules": {"overflow": {"model": "openai/other"}}})
