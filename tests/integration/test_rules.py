@@ -232,6 +232,11 @@ async def all_say(pair: Pair, **state: Any) -> bool:
     return all([state.items() <= (await pair.admin(gateway)).items() for gateway in pair.gateways])
 
 
+async def all_have(pair: Pair, line: str) -> bool:
+    """Whether the metrics of both gateways have a line."""
+    return all([line in (await pair.client.get(f"{gateway.url}/metrics")).text for gateway in pair.gateways])
+
+
 async def goes_on(seen: list[str], count: int) -> bool:
     """Whether so many more answers come, soon."""
     goal = len(seen) + count
@@ -279,8 +284,9 @@ async def test_engines_change_while_requests_run(tmp_path: Path) -> None:
         try:
             new = {"engines": [engine("rld2", pair.engines["rld2"].url)]}
             assert await pair.command("pool", "add", "--wait", value=new) == 0
-            await pair.engines["rld2"].calls_made(1)
+            assert await eventually(lambda: all_have(pair, 'pdd_instance_up{instance="rld2",role="RLD"} 1.0'), 10.0)
             assert await pair.command("pool", "drain", "rld1", "--wait") == 0
+            await pair.engines["rld2"].calls_made(1)
             assert await goes_on(seen, 4)
             calls = len(pair.engines["rld1"].calls)
             assert await pair.command("pool", "remove", "rld1", "--wait") == 0
