@@ -204,14 +204,17 @@ async def open_regions(
 
 
 @asynccontextmanager
-async def open_front(cluster: Cluster, changes: dict[str, Any]) -> AsyncIterator[Regions]:
-    """Run a gateway in front of a cluster, with ``changes`` to what the cluster would have configured."""
+async def open_front(cluster: Cluster, changes: dict[str, Any], seed: int = 0) -> AsyncIterator[Regions]:
+    """Run a gateway in front of a cluster, with ``changes`` to what the cluster would have configured.
+
+    Prompts follow from ``seed``: two gateways of one cluster need different ones, or KV of the same prompts is there.
+    """
     listener = bind("127.0.0.1", 0)
     settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | changes)
     async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
         serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
         try:
-            yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [0])
+            yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [seed])
         finally:
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
