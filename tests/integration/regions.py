@@ -129,7 +129,7 @@ class Regions:
         newest = self.gateway.timelines.newest()
         return newest.as_dict() if newest else {"events": []}
 
-    async def reached(self, event: str, within_s: float = 20.0, **details: Any) -> bool:
+    async def reached(self, event: str, within_s: float = 60.0, **details: Any) -> bool:
         """Wait until the newest request's timeline has an event."""
 
         async def is_so() -> bool:
