@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import os
+import resource
 import socket
 import sys
 from pathlib import Path
@@ -59,8 +61,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def allow_connections() -> None:
+    """Let the process hold as many connections as the system allows it; shells commonly allow a thousand."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def _serve(settings: Settings, has_rules: bool) -> None:
     tls, limits = read_tls(settings), settings.limits
+    allow_connections()
     edge = Edge(limits.head_timeout_s, limits.max_connections, find_proxies(settings))
 
     def site(app: ASGIApp, listener: socket.socket, label: str) -> Site:

@@ -17,7 +17,8 @@ from rich.console import Console
 from backends.lifetime import die_with_parent
 from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import long_prompt
-from backends.serving import CannotListen, bind, parse_listen, serve
+from backends.serving import CannotListen, Site, bind, parse_listen, serve_sites
+from gateway.api.edge import EdgeProtocol
 from gateway.app import Gateway, open_gateway
 from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
 from gateway.demo.processes import DemoFailed
@@ -75,7 +76,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
         (cluster.folder / CONFIG).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         async with open_gateway(settings) as gateway:
             stop = asyncio.Event()
-            serving = asyncio.create_task(serve(gateway.app, listener, on_stop=stop.set))
+            serving = asyncio.create_task(serve_sites(Site(gateway.app, listener, EdgeProtocol), on_stop=stop.set))
             try:
                 return await _show(args, console, cluster, gateway, f"http://{host}:{listener.getsockname()[1]}", stop)
             finally:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 10.0
-LISTENING = re.compile(r"listening on (http://\S+)")
+LISTENING = re.compile(r"listening on (https?://\S+)")
 
 
 class DemoFailed(Exception):
