@@ -215,7 +215,7 @@ def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel, mos
         raise bad_field(
             prompted.limit_field,
             f"This model's maximum context length is {model.context_tokens} tokens: the prompt has {len(prompt)} and "
-            f"{prompted.limit_field} asks for {prompted.max_tokens:g} more.",
+            f"{prompted.limit_field} asks for {prompted.max_tokens} more.",
             "context_length_exceeded",
         )
     return prompted.max_tokens
