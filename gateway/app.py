@@ -233,14 +233,15 @@ class Gateway:
 
     def _render_metrics(self) -> tuple[bytes, str]:
         now_s = self.pools.clock()
-        for gauge in self.metrics.by_instance:
-            gauge.clear()
-        for instance in self.pools.instances:
-            labels = (instance.spec.id, instance.spec.role.value)
-            self.metrics.instance_up.labels(*labels).set(instance.usable(now_s))
-            self.metrics.instance_legs.labels(*labels).set(instance.in_flight)
-            self.metrics.instance_differs.labels(*labels).set(bool(instance.fingerprint))
-            self.metrics.instance_leaks_salts.labels(*labels).set(instance.leaks_salts)
+        self.metrics.instances.values = {
+            (one.spec.id, one.spec.role.value): (
+                one.usable(now_s),
+                one.in_flight,
+                bool(one.fingerprint),
+                one.leaks_salts,
+            )
+            for one in self.pools.instances
+        }
         for upstream in self.passing.servers.upstreams:
             self.metrics.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.upstream_requests.labels(upstream.id).set(upstream.in_flight)

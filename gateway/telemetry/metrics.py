@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from gateway.telemetry.instances import InstanceGauges
+
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 
 
@@ -41,26 +43,10 @@ class Metrics:
             "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
         )
         self.in_flight = Gauge("pdd_requests_in_flight", "Answers that are running", ["model"], registry=registry)
-        self.instance_up = Gauge(
-            "pdd_instance_up", "Whether new legs may go to an instance", ["instance", "role"], registry=registry
-        )
-        self.instance_legs = Gauge(
-            "pdd_instance_legs", "This process's legs on an instance", ["instance", "role"], registry=registry
-        )
+        self.instances = InstanceGauges()
+        registry.register(self.instances)
         self.canaries = Counter(
             "pdd_canaries", "Checks of a P and a decode instance by what came of them", ["result"], registry=registry
-        )
-        self.instance_differs = Gauge(
-            "pdd_instance_differs",
-            "Whether canaries showed other tokens than its peers'",
-            ["instance", "role"],
-            registry=registry,
-        )
-        self.instance_leaks_salts = Gauge(
-            "pdd_instance_leaks_salts",
-            "Whether canaries showed one salt's KV under another",
-            ["instance", "role"],
-            registry=registry,
         )
         self.refused = Counter(
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
@@ -107,11 +93,6 @@ class Metrics:
         self.upstream_requests = Gauge(
             "pdd_upstream_requests", "This process's requests at an upstream", ["upstream"], registry=registry
         )
-
-    @property
-    def by_instance(self) -> tuple[Gauge, ...]:
-        """What is told of each instance, as long as there is one."""
-        return self.instance_up, self.instance_legs, self.instance_differs, self.instance_leaks_salts
 
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""
