@@ -59,16 +59,15 @@ async def front(
 async def test_relay_over_the_path(front: Regions) -> None:
     """The far MD goes on once it has the KV, and what crossed is the prompt's KV, once.
 
-    KV that begins to cross with P may be there before RLD has said anything.
+    It may have it before RLD has said anything.
     """
-    cluster, link = front.cluster, front.gateway.links.get("a", "b")
+    cluster = front.cluster
     crossed, cached = await cluster.store_bytes(), await cluster.taken_from_store(FAR)
     async with front.ask(words=WORDS) as asked:
         await asked.read()
     chunks = len(asked.prompt_ids) // CHUNK_TOKENS
     assert asked.error is None and asked.ids == await front.alone(asked)
     assert asked.roles[0] == "P" and asked.roles[-1] == "MD"
-    assert link is not None and ("RLD" in asked.roles or link.path.traits.overlaps_prefill)
     assert await cluster.taken_from_store(FAR) - cached >= chunks * CHUNK_TOKENS - 1
     assert chunks * CHUNK_BYTES <= await cluster.store_bytes() - crossed < 1.5 * chunks * CHUNK_BYTES
 
