@@ -33,7 +33,7 @@ slow: install
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
 e2e: install .venv-e2e/.installed
-	timeout --kill-after=10 930 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=880 tests/e2e
+	timeout --kill-after=10 1020 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=960 tests/e2e
 
 # The same engines with NIXL's connector; three of them keep two cores busy even when idle.
 e2e-nixl: install .venv-e2e/.installed
