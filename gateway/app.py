@@ -105,7 +105,7 @@ class Gateway:
             self.served,
             self.pools,
             self._find_crossing,
-            self.links.chunk_tokens,
+            lambda: self.links.chunk_tokens,
             settings.canary_interval_s,
             self.metrics,
         )
@@ -277,7 +277,6 @@ class Gateway:
                 boot_id=found.boot_id if found else None,
             )
         )
-
         self.canaries.notice(instance)
 
     def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> Crossing | None:

@@ -1,23 +1,20 @@
 """``pdd key``: the API keys of tenants. A key is shown once, when it is made; what is stored cannot be turned back."""
 
 import argparse
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from gateway.cli.durations import read_duration_s
 from gateway.cli.operate import (
-    REPLY_TIMEOUT_S,
     CannotOperate,
+    Command,
     add_change,
     add_place,
     announce,
     find_author,
-    open_store,
     read_settings,
-    run_change,
+    run_on_store,
 )
 from gateway.control.documents import Document, DocumentStore
 from gateway.control.keys import KeyRecord, hash_key, make_key, parse_key
@@ -48,12 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one subcommand; the exit status."""
-
-    async def work() -> None:
-        async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S + (getattr(args, "wait", None) or 0.0)):
-            await COMMANDS[args.verb](store, args)
-
-    return run_change("key", work)
+    return run_on_store("key", args, COMMANDS[args.verb])
 
 
 async def create_key(store: DocumentStore, args: argparse.Namespace) -> None:
@@ -134,7 +126,7 @@ def spell(at_s: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at_s))
 
 
-COMMANDS: dict[str, Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]] = {
+COMMANDS: dict[str, Command] = {
     "create": create_key,
     "revoke": revoke_key,
     "list": list_keys,

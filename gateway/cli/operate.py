@@ -5,7 +5,7 @@ import asyncio
 import getpass
 import os
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from redis.exceptions import RedisError
 from gateway.control.documents import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal, connect
 from gateway.fleet_settings import BadSettings
 from gateway.settings import Settings, find_redis, load_settings, read_yaml
+
+Command = Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]
 
 REPLY_TIMEOUT_S = 10.0
 WAIT_S = 10.0
@@ -143,6 +145,17 @@ def describe_process(ack: Ack) -> str:
 def describe_refusal(ack: Ack, refusal: Refusal) -> str:
     """Say what a gateway process refused, and why."""
     return f"refused by {describe_process(ack)}: {refusal.name}: {refusal.reason}"
+
+
+def run_on_store(name: str, args: argparse.Namespace, command: Command, limit_s: float | None = REPLY_TIMEOUT_S) -> int:
+    """Run a command on the documents; the exit status. ``limit_s``: for how long, beside ``--wait``; None: any time."""
+
+    async def work() -> None:
+        async with open_store(args) as store:
+            async with asyncio.timeout(limit_s and limit_s + (getattr(args, "wait", None) or 0.0)):
+                await command(store, args)
+
+    return run_change(name, work)
 
 
 def run_change(name: str, work: Callable[[], Coroutine[None, None, None]]) -> int:

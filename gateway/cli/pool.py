@@ -1,22 +1,19 @@
 """``pdd pool``: engines and links added, drained and removed while every gateway runs on."""
 
 import argparse
-import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gateway.cli.operate import (
-    REPLY_TIMEOUT_S,
     CannotOperate,
     add_change,
     add_place,
     announce,
     find_author,
-    open_store,
     read_settings,
     read_value,
-    run_change,
+    run_on_store,
 )
 from gateway.control.documents import DocumentStore
 from gateway.fleet_settings import BadSettings
@@ -49,13 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one subcommand; the exit status."""
-
-    async def work() -> None:
-        async with open_store(args) as store:
-            async with asyncio.timeout(REPLY_TIMEOUT_S + (getattr(args, "wait", None) or 0.0)):
-                await (print_fleet(store, args) if args.verb == "list" else change(store, args))
-
-    return run_change("pool", work)
+    return run_on_store("pool", args, print_fleet if args.verb == "list" else change)
 
 
 async def print_fleet(store: DocumentStore, args: argparse.Namespace) -> None:

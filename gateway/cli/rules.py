@@ -7,7 +7,7 @@ import os
 import shlex
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import msgspec
 from gateway.cli.operate import (
     REPLY_TIMEOUT_S,
     CannotOperate,
+    Command,
     add_change,
     add_place,
     announce,
@@ -26,6 +27,7 @@ from gateway.cli.operate import (
     read_settings,
     read_value,
     run_change,
+    run_on_store,
     to_yaml,
 )
 from gateway.cli.rehearse import rehearse
@@ -34,8 +36,6 @@ from gateway.control.live import Refused
 from gateway.control.rulebook import RULES, RuleBook
 from policies.rule_documents import DEFAULT, document_schema
 from policies.rules import Rules
-
-Command = Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +79,7 @@ def run(args: argparse.Namespace) -> int:
         return run_change("rules", lambda: edit_in_place(args))
     if args.verb == "validate" and find_url(args) is None:
         return run_change("rules", lambda: validate_alone(args))
-    command, limit_s = COMMANDS[args.verb], None if args.verb == "watch" else REPLY_TIMEOUT_S
-
-    async def work() -> None:
-        async with open_store(args) as store:
-            async with asyncio.timeout(limit_s and limit_s + (getattr(args, "wait", None) or 0.0)):
-                await command(store, args)
-
-    return run_change("rules", work)
+    return run_on_store("rules", args, COMMANDS[args.verb], None if args.verb == "watch" else REPLY_TIMEOUT_S)
 
 
 async def print_document(store: DocumentStore, args: argparse.Namespace) -> None:

@@ -1,21 +1,18 @@
 """``pdd tenant``: who may ask at all."""
 
 import argparse
-import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
 
 from gateway.cli.operate import (
-    REPLY_TIMEOUT_S,
     CannotOperate,
+    Command,
     add_change,
     add_place,
     announce,
     find_author,
-    open_store,
-    run_change,
+    run_on_store,
 )
 from gateway.control.documents import Document, DocumentStore
 from gateway.control.tenants import TENANT_KIND, TenantRecord
@@ -41,12 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run one subcommand; the exit status."""
-
-    async def work() -> None:
-        async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S + (getattr(args, "wait", None) or 0.0)):
-            await COMMANDS[args.verb](store, args)
-
-    return run_change("tenant", work)
+    return run_on_store("tenant", args, COMMANDS[args.verb])
 
 
 async def add_tenant(store: DocumentStore, args: argparse.Namespace) -> None:
@@ -88,7 +80,7 @@ def read(document: Document) -> TenantRecord:
         return TenantRecord(disabled=True, note="(cannot be read)")
 
 
-COMMANDS: dict[str, Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]] = {
+COMMANDS: dict[str, Command] = {
     "add": add_tenant,
     "list": list_tenants,
     "disable": lambda store, args: set_disabled(store, args, True),

@@ -29,7 +29,7 @@ class CanaryWatch:
     """One round when engine processes are new, and one each ``interval_s``; one canary at a time.
 
     ``find_crossing`` gives the KV path for a model between the regions of a P and a decode instance, None within one
-    region. Raises NoWay. ``chunk_tokens``: what canaries must be longer than for their KV to move.
+    region. Raises NoWay. ``chunk_tokens`` tells what canaries must be longer than for their KV to move.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CanaryWatch:
         models: Mapping[str, ServedModel],
         pools: Pools,
         find_crossing: Callable[[str, Instance, Instance], Crossing | None],
-        chunk_tokens: int,
+        chunk_tokens: Callable[[], int],
         interval_s: float,
         metrics: Metrics,
     ) -> None:
@@ -149,7 +149,7 @@ class CanaryWatch:
             instance.leaks_salts = leak
 
     def _make_prompt(self, model: ServedModel) -> list[int]:
-        return make_prompt(model, self._chunk_tokens)
+        return make_prompt(model, self._chunk_tokens())
 
     def _apply(self, model: str) -> None:
         instances = {instance.spec.id: instance for instance in self._pools.of_model(model)}

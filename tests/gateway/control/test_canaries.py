@@ -99,7 +99,9 @@ class Fleet:
     def watch(self, interval_s: float = 600.0) -> CanaryWatch:
         """Make the watch."""
         pools = Pools(self.instances, Clock())
-        return CanaryWatch({MODEL: self.model}, pools, self.find_crossing, CHUNK_TOKENS, interval_s, self.metrics)
+        return CanaryWatch(
+            {MODEL: self.model}, pools, self.find_crossing, lambda: CHUNK_TOKENS, interval_s, self.metrics
+        )
 
     def counted(self, result: str) -> float:
         """How many canaries ended so."""
