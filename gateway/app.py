@@ -19,14 +19,14 @@ from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import Limits
 from gateway.build import load_models, model_facts
-from gateway.control.canaries import CanaryWatch, NoWay
-from gateway.control.canary import Crossing
-from gateway.control.learning import Learning
-from gateway.control.ledger import Ledger
-from gateway.control.live import LiveDocuments
-from gateway.control.pools import Instance
-from gateway.control.rulebook import RULES, RuleBook
-from gateway.control.sessions import Sessions
+from gateway.control.documents.live import LiveDocuments
+from gateway.control.documents.rulebook import RULES, RuleBook
+from gateway.control.fleet.canaries import CanaryWatch, NoWay
+from gateway.control.fleet.canary import Crossing
+from gateway.control.fleet.learning import Learning
+from gateway.control.fleet.ledger import Ledger
+from gateway.control.fleet.pools import Instance
+from gateway.control.fleet.sessions import Sessions
 from gateway.discovery import PodWatch
 from gateway.exposure import find_doors
 from gateway.fleet_settings import BadSettings, DiscoverySettings, EngineSettings

@@ -10,9 +10,9 @@ from backends.lmcache import CacheServer
 from backends.patient import PatientEngine
 from backends.prefetch import PrefetchPath
 from backends.pull import EnginePull, NixlPull
-from gateway.control.curves import BadCurve, read_curve
-from gateway.control.links import Link, MeasuredPath
-from gateway.control.pools import Instance, InstanceSpec, Pools
+from gateway.control.fleet.curves import BadCurve, read_curve
+from gateway.control.fleet.links import Link, MeasuredPath
+from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.fleet_settings import BadSettings, EngineSettings, LinkSettings
 from gateway.relay.service import ModelFacts
 from gateway.settings import Settings, read_key

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from backends.serving import BadTls, Tls, parse_listen
 from gateway.api.door import Door
-from gateway.control.secret import BadSecret, read_secret
+from gateway.control.tenants.secret import BadSecret, read_secret
 from gateway.fleet_settings import BadSettings
 from gateway.settings import Settings
 from gateway.tenancy import is_loopback

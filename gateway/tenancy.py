@@ -8,14 +8,14 @@ from contextlib import AsyncExitStack
 from gateway.api.endpoint import Access
 from gateway.api.gate import Gate
 from gateway.api.identify import Identify, KeyCheck, identify_anyone
-from gateway.control.admission import Queues
-from gateway.control.failures import Failures
-from gateway.control.limits import LimitGate
-from gateway.control.live import LiveDocuments
-from gateway.control.salts import Salts
-from gateway.control.secret import BadSecret, derive, read_secret
-from gateway.control.tenants import KEY_KIND, TENANT_KIND, TenantBook
-from gateway.control.usage import Usage
+from gateway.control.documents.live import LiveDocuments
+from gateway.control.limits.admission import Queues
+from gateway.control.limits.failures import Failures
+from gateway.control.limits.gate import LimitGate
+from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantBook
+from gateway.control.tenants.salts import Salts
+from gateway.control.tenants.secret import BadSecret, derive, read_secret
+from gateway.control.tenants.usage import Usage
 from gateway.fleet_settings import BadSettings
 from gateway.index.shared import RedisIndex
 from gateway.settings import AuthSettings, Settings

@@ -13,11 +13,11 @@ from msgspec import Meta
 
 from backends.lmcache import CacheServer
 from gateway.build import build_instance, build_link
-from gateway.control.documents import Document
-from gateway.control.health import HealthWatch
-from gateway.control.links import Link, Links
-from gateway.control.live import Refused
-from gateway.control.pools import Instance, Pools
+from gateway.control.documents.live import Refused
+from gateway.control.documents.store import Document
+from gateway.control.fleet.health import HealthWatch
+from gateway.control.fleet.links import Link, Links
+from gateway.control.fleet.pools import Instance, Pools
 from gateway.discovery import Found
 from gateway.fleet_settings import BadSettings, EngineSettings, LinkSettings, Section
 from gateway.index.types import InstanceSpec as CacheSpec

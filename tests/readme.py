@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
-from gateway.control.usage import Usage
+from gateway.control.tenants.usage import Usage
 from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.settings import Settings

@@ -11,7 +11,7 @@ from backends.adapters import EngineSpec, build_engine
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
 from gateway.api.door import Door
-from gateway.control.pools import Pools
+from gateway.control.fleet.pools import Pools
 from gateway.passthrough.endpoint import Passing, pass_routes
 from gateway.passthrough.servers import Servers
 from gateway.settings import AuthSettings, parse_settings

@@ -6,8 +6,8 @@ from backends.adapters import EngineSpec
 from backends.bridge.resp import Address
 from backends.external import ExternalModel
 from gateway.api.door import Door
-from gateway.control.keys import Key
-from gateway.control.tenants import TenantBook
+from gateway.control.tenants.book import TenantBook
+from gateway.control.tenants.keys import Key
 
 SECRET = "s3cretword"
 

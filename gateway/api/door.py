@@ -8,7 +8,7 @@ from starlette.requests import HTTPConnection
 from gateway.api.errors import ApiError
 from gateway.api.identify import read_key
 from gateway.api.proxies import name_neighbourhood
-from gateway.control.failures import Failures
+from gateway.control.limits.failures import Failures
 
 FAILURES_PER_MIN = 60
 

@@ -27,8 +27,8 @@ from gateway.api.merge import merge
 from gateway.api.models import Models, resolve_name
 from gateway.api.passing import AnswerBroken, Outside, Overflow, Passing
 from gateway.api.respond import StreamWriter, write_stream, write_whole
-from gateway.control.salts import Salts
-from gateway.control.usage import Use
+from gateway.control.tenants.salts import Salts
+from gateway.control.tenants.usage import Use
 from gateway.relay.types import Answer, GenerationFailed, Generator
 from policies.rules import Rules
 

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.errors import ApiError, Headers
-from gateway.control.admission import Overloaded, Queues
-from gateway.control.buckets import Left, Rates, Standing
-from gateway.control.leases import Lease, LimitReached, RequestTooLarge
-from gateway.control.limits import LimitGate
-from gateway.control.usage import Usage, Use
+from gateway.control.limits.admission import Overloaded, Queues
+from gateway.control.limits.buckets import Left, Rates, Standing
+from gateway.control.limits.gate import LimitGate
+from gateway.control.limits.leases import Lease, LimitReached, RequestTooLarge
+from gateway.control.tenants.usage import Usage, Use
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 

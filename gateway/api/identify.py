@@ -8,8 +8,8 @@ from starlette.requests import HTTPConnection
 
 from gateway.api.errors import ApiError
 from gateway.api.proxies import name_neighbourhood
-from gateway.control.failures import Failures
-from gateway.control.tenants import BadKey, TenantBook, TenantDisabled, TenantsUnknown
+from gateway.control.limits.failures import Failures
+from gateway.control.tenants.book import BadKey, TenantBook, TenantDisabled, TenantsUnknown
 
 Identify = Callable[[HTTPConnection], str]
 """Return the tenant of a request. Raises ApiError 400, 401, 403, 429 or 503."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.app import Gateway
 from gateway.cli.observe import add_config, open_observer, prepare_file, print_json, read_file, run_to_end
-from gateway.control.learning import Learning
+from gateway.control.fleet.learning import Learning
 from gateway.settings import Settings, load_settings
 from policies.explain import explain_decision
 from policies.rules import Rules

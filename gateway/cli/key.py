@@ -16,10 +16,10 @@ from gateway.cli.operate import (
     read_settings,
     run_on_store,
 )
-from gateway.control.documents import Document, DocumentStore
-from gateway.control.keys import KeyRecord, hash_key, make_key, parse_key
-from gateway.control.secret import BadSecret, read_secret
-from gateway.control.tenants import KEY_KIND, TENANT_KIND
+from gateway.control.documents.store import Document, DocumentStore
+from gateway.control.tenants.book import KEY_KIND, TENANT_KIND
+from gateway.control.tenants.keys import KeyRecord, hash_key, make_key, parse_key
+from gateway.control.tenants.secret import BadSecret, read_secret
 from gateway.tenancy import find_secret
 
 SECRET_ENV = "PDD_SECRET"

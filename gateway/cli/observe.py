@@ -19,9 +19,9 @@ from gateway.api.errors import ApiError
 from gateway.api.job import Caller, Job
 from gateway.api.models import Models
 from gateway.app import Gateway
-from gateway.control.documents import DocumentStore, connect
-from gateway.control.live import Refused
-from gateway.control.rulebook import RULES
+from gateway.control.documents.live import Refused
+from gateway.control.documents.rulebook import RULES
+from gateway.control.documents.store import DocumentStore, connect
 from gateway.fleet_settings import BadSettings
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex

@@ -14,7 +14,7 @@ import uvloop
 import yaml
 from redis.exceptions import RedisError
 
-from gateway.control.documents import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal, connect
+from gateway.control.documents.store import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal, connect
 from gateway.fleet_settings import BadSettings
 from gateway.settings import Settings, find_redis, load_settings, read_yaml
 

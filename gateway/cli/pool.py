@@ -15,7 +15,7 @@ from gateway.cli.operate import (
     read_value,
     run_on_store,
 )
-from gateway.control.documents import DocumentStore
+from gateway.control.documents.store import DocumentStore
 from gateway.fleet_settings import BadSettings
 from gateway.settings import Settings
 from gateway.topology import FLEET, TOPOLOGY, Topology, overlay, read_topology

@@ -18,7 +18,7 @@ from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineTimeout
 from backends.types import LegRequest, Sampling
 from backends.vllm import VllmEngine
-from gateway.control.curves import CurveFile, Measured, write_curve
+from gateway.control.fleet.curves import CurveFile, Measured, write_curve
 from policies.valley import PrefillCurve, find_steps, find_valleys
 
 LEAST_ID = 10

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.control.rulebook import RuleBook
+from gateway.control.documents.rulebook import RuleBook
 from gateway.fleet_settings import BadSettings
 from gateway.settings import Settings
 from policies.eligibility import RequestFeatures, unsplittable_reason

@@ -31,9 +31,9 @@ from gateway.cli.operate import (
     to_yaml,
 )
 from gateway.cli.rehearse import rehearse
-from gateway.control.documents import Changes, Document, DocumentStore
-from gateway.control.live import Refused
-from gateway.control.rulebook import RULES, RuleBook
+from gateway.control.documents.live import Refused
+from gateway.control.documents.rulebook import RULES, RuleBook
+from gateway.control.documents.store import Changes, Document, DocumentStore
 from policies.rule_documents import DEFAULT, document_schema
 from policies.rules import Rules
 

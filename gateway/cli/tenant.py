@@ -14,8 +14,8 @@ from gateway.cli.operate import (
     find_author,
     run_on_store,
 )
-from gateway.control.documents import Document, DocumentStore
-from gateway.control.tenants import TENANT_KIND, TenantRecord
+from gateway.control.documents.store import Document, DocumentStore
+from gateway.control.tenants.book import TENANT_KIND, TenantRecord
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from backends.external import ExternalModel, Provider
 from backends.litellm import load_litellm
 from gateway.api.gate import Gate
-from gateway.control.pools import Pools
+from gateway.control.fleet.pools import Pools
 from gateway.fleet_settings import BadSettings, UpstreamSettings
 from gateway.passthrough.endpoint import Passing
 from gateway.passthrough.overflow import Overflow

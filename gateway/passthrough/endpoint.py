@@ -22,7 +22,7 @@ from gateway.api.job import Caller
 from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.passing import AnswerBroken
-from gateway.control.usage import Use
+from gateway.control.tenants.usage import Use
 from gateway.passthrough.forward import PassedRequest, pass_on
 from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form

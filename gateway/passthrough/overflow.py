@@ -14,7 +14,7 @@ from gateway.api.client import Client
 from gateway.api.errors import Headers, encode_error, from_generation
 from gateway.api.job import Job
 from gateway.api.passing import Outside
-from gateway.control.pools import Pools
+from gateway.control.fleet.pools import Pools
 from gateway.passthrough.spending import Spending
 from gateway.relay.types import GenerationFailed
 from gateway.telemetry.metrics import Metrics

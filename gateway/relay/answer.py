@@ -10,7 +10,7 @@ from typing import Literal
 from backends.base import KvPath
 from backends.errors import BackendError, EngineRejected
 from backends.types import EngineFinish, LegRequest, LegUsage, TransferRequest
-from gateway.control.pools import Instance, Pools
+from gateway.control.fleet.pools import Instance, Pools
 from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.cast import Cast
 from gateway.relay.legs import ROLE_OF, build_leg

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable
 
-from gateway.control.pools import Instance, Pools
+from gateway.control.fleet.pools import Instance, Pools
 from gateway.relay.types import GenerationRequest
 from policies.types import Plan, Rng, Role
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.control.pools import Instance
+from gateway.control.fleet.pools import Instance
 from gateway.relay.steps import LegKind
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from backends.types import TransferRequest
-from gateway.control.learning import Learning
-from gateway.control.links import Link, Links
-from gateway.control.pools import Pools
-from gateway.control.rulebook import RuleBook
-from gateway.control.sessions import Sessions
-from gateway.control.usage import Use
+from gateway.control.documents.rulebook import RuleBook
+from gateway.control.fleet.learning import Learning
+from gateway.control.fleet.links import Link, Links
+from gateway.control.fleet.pools import Pools
+from gateway.control.fleet.sessions import Sessions
+from gateway.control.tenants.usage import Use
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.answer import Course, RelayAnswer

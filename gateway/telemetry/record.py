@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
-from gateway.control.usage import Use
+from gateway.control.tenants.usage import Use
 from gateway.relay.splice import Splice
 from gateway.relay.steps import LegId, StartLeg
 from gateway.relay.types import GenerationFailed, Tokens

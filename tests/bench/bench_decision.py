@@ -10,11 +10,11 @@ from backends.hashing import BLOCK_TOKENS
 from backends.kv_subscriber import EventSource
 from backends.types import Capabilities, EngineLoad
 from backends.vllm import VllmEngine
-from gateway.control.learning import Learning
-from gateway.control.links import Link, Links
-from gateway.control.pools import Instance, InstanceSpec, Pools
-from gateway.control.rulebook import RuleBook
-from gateway.control.sessions import Sessions
+from gateway.control.documents.rulebook import RuleBook
+from gateway.control.fleet.learning import Learning
+from gateway.control.fleet.links import Link, Links
+from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
+from gateway.control.fleet.sessions import Sessions
 from gateway.index.mirror import Delta, Mirror
 from gateway.index.types import Hit
 from gateway.index.types import InstanceSpec as CacheSpec

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from gateway.control.documents import Document
+from gateway.control.documents.store import Document
 from gateway.discovery import Found, Pod, PodWatch, read_pod
 from gateway.fleet_settings import BadSettings, DiscoverySettings
 from gateway.settings import parse_settings

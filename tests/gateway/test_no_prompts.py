@@ -17,9 +17,9 @@ import pytest
 import redis.asyncio
 
 from gateway.app import Gateway
-from gateway.control.documents import DocumentStore
-from gateway.control.keys import KeyRecord, hash_key, make_key
-from gateway.control.tenants import KEY_KIND, TENANT_KIND, TenantRecord
+from gateway.control.documents.store import DocumentStore
+from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantRecord
+from gateway.control.tenants.keys import KeyRecord, hash_key, make_key
 from gateway.settings import parse_settings
 from gateway.tenancy import open_index
 from tests.fakes.engine import FakeEngine

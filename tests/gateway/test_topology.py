@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from backends.types import LegRequest
-from gateway.control.documents import Document
-from gateway.control.live import Refused
-from gateway.control.pools import Instance
+from gateway.control.documents.live import Refused
+from gateway.control.documents.store import Document
+from gateway.control.fleet.pools import Instance
 from gateway.fleet_settings import BadSettings, EngineSettings
 from gateway.relay.cast import Cast
 from gateway.relay.service import store_id

@@ -15,10 +15,10 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from gateway.control.documents import DocumentStore, connect
-from gateway.control.keys import Key, KeyRecord, hash_key, make_key
-from gateway.control.rulebook import RULES
-from gateway.control.tenants import KEY_KIND, TENANT_KIND, TenantRecord
+from gateway.control.documents.rulebook import RULES
+from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantRecord
+from gateway.control.tenants.keys import Key, KeyRecord, hash_key, make_key
 from gateway.demo.processes import Child, pdd
 from tests.fakes.script import Script
 from tests.gateway.cli.fleet import MODEL, Fleet, open_fleet

@@ -17,8 +17,8 @@ import yaml
 
 from backends.bridge.wire import LinkState
 from backends.valkey import EmbeddedValkey
-from gateway.control.documents import DocumentStore, connect
-from gateway.control.rulebook import RULES
+from gateway.control.documents.rulebook import RULES
+from gateway.control.documents.store import DocumentStore, connect
 from gateway.demo.processes import Child, pdd
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.server import AppServer

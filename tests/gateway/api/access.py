@@ -5,10 +5,10 @@ from prometheus_client import CollectorRegistry
 from gateway.api.endpoint import Access
 from gateway.api.gate import Gate
 from gateway.api.identify import Identify, identify_anyone
-from gateway.control.admission import Queues
-from gateway.control.limits import LimitGate
-from gateway.control.salts import Salts
-from gateway.control.usage import Usage
+from gateway.control.limits.admission import Queues
+from gateway.control.limits.gate import LimitGate
+from gateway.control.tenants.salts import Salts
+from gateway.control.tenants.usage import Usage
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.door import Door
-from gateway.control.failures import Failures
+from gateway.control.limits.failures import Failures
 from tests.fakes.server import AppServer
 
 KEY = b"an operator's own key"

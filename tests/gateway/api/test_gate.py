@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Access
 from gateway.api.gate import spell_duration
-from gateway.control.admission import Queues
+from gateway.control.limits.admission import Queues
 from gateway.relay.types import GenerationFailed
 from gateway.text.model import ServedModel
 from policies.rules import parse_rules

@@ -8,11 +8,11 @@ from starlette.requests import HTTPConnection
 
 from gateway.api.errors import ApiError
 from gateway.api.identify import KeyCheck, identify_anyone, read_key
-from gateway.control.failures import Failures
-from gateway.control.keys import make_key
-from gateway.control.tenants import TenantBook, TenantRecord
+from gateway.control.limits.failures import Failures
+from gateway.control.tenants.book import TenantBook, TenantRecord
+from gateway.control.tenants.keys import make_key
 from tests.gateway.control.seams import Clock
-from tests.gateway.control.test_tenants import SECRET, document, key_document
+from tests.gateway.control.tenants.test_book import SECRET, document, key_document
 
 KEY = make_key()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.control.documents import DocumentStore, connect
+from gateway.control.documents.store import DocumentStore, connect
 from gateway.topology import FLEET, TOPOLOGY
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey

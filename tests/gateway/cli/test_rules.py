@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from gateway.cli.rules import follow_changes
-from gateway.control.documents import Ack, DocumentStore, Refusal, connect
-from gateway.control.live import LiveDocuments
-from gateway.control.rulebook import RULES, RuleBook
+from gateway.control.documents.live import LiveDocuments
+from gateway.control.documents.rulebook import RULES, RuleBook
+from gateway.control.documents.store import Ack, DocumentStore, Refusal, connect
 from policies.rules import Rules
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey

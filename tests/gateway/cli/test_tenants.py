@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.cli.durations import read_duration_s
-from gateway.control.documents import DocumentStore, connect
-from gateway.control.live import LiveDocuments
-from gateway.control.tenants import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
-from gateway.control.usage import Usage, Use
+from gateway.control.documents.live import LiveDocuments
+from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
+from gateway.control.tenants.usage import Usage, Use
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
 

@@ -15,7 +15,7 @@ from backends.types import (
     TransferProgress,
     TransferRequest,
 )
-from gateway.control.pools import Instance, InstanceSpec
+from gateway.control.fleet.pools import Instance, InstanceSpec
 from policies.types import Role
 from tests.fakes.gates import Watch
 from tests.fakes.kv_path import SEEN

@@ -9,12 +9,12 @@ from typing import Any
 
 from backends.bridge.wire import LinkState
 from backends.vllm import VllmEngine
-from gateway.control.health import HealthWatch
-from gateway.control.learning import Learning
-from gateway.control.links import Link, Links
-from gateway.control.pools import Instance, InstanceSpec, Pools
-from gateway.control.rulebook import RuleBook
-from gateway.control.sessions import Sessions
+from gateway.control.documents.rulebook import RuleBook
+from gateway.control.fleet.health import HealthWatch
+from gateway.control.fleet.learning import Learning
+from gateway.control.fleet.links import Link, Links
+from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
+from gateway.control.fleet.sessions import Sessions
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
 from gateway.relay.service import ModelFacts, RelayService

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gateway.control.salts import Salts
+from gateway.control.tenants.salts import Salts
 from gateway.index.memory import MemoryIndex
 from gateway.index.types import InstanceSpec
 from gateway.relay.service import RelayService, store_id

@@ -3,7 +3,7 @@
 import pytest
 
 from backends.types import TransferProgress
-from gateway.control.usage import Use
+from gateway.control.tenants.usage import Use
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import LegId, LegKind, StartLeg
 from gateway.relay.types import RoleName, Tokens
