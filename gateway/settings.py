@@ -21,7 +21,7 @@ from gateway.fleet_settings import (
     Section,
     UpstreamSettings,
 )
-from gateway.passthrough.paths import ALL_PATHS
+from gateway.paths import ALL_PATHS
 from policies.rules import BadRules, Rules, parse_rules
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

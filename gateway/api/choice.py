@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.types import TokenLogprob
-from gateway.relay.types import Answer, Finish, GenerationFailed, Tokens
+from gateway.failure import GenerationFailed
+from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.message import MessageReader, Parts
 from gateway.text.output import OutputText, TextOptions
 from gateway.text.vocabulary import Vocabulary

@@ -29,7 +29,8 @@ from gateway.api.passing import AnswerBroken, Outside, Overflow, Passing
 from gateway.api.respond import StreamWriter, write_stream, write_whole
 from gateway.control.tenants.salts import Salts
 from gateway.control.tenants.usage import Use
-from gateway.relay.types import Answer, GenerationFailed, Generator
+from gateway.failure import GenerationFailed
+from gateway.relay.types import Answer, Generator
 from policies.rules import Rules
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[Job]]

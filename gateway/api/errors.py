@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.api.wire import ErrorBody, ErrorDetail
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 
 ERROR_TYPES = {
     400: "invalid_request_error",

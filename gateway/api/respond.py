@@ -24,7 +24,8 @@ from gateway.api.wire import (
     encode,
     encode_event,
 )
-from gateway.relay.types import Finish, GenerationFailed, KeepAlive, Tokens
+from gateway.failure import GenerationFailed
+from gateway.relay.types import Finish, KeepAlive, Tokens
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.api.errors import ApiError, encode_error, error_headers, error_messages, from_generation
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 
 JSON = "application/json"
 NOTHING = "There is nothing at this path."

@@ -22,10 +22,10 @@ from gateway.app import Gateway
 from gateway.control.documents.live import Refused
 from gateway.control.documents.rulebook import RULES
 from gateway.control.documents.store import DocumentStore, connect
+from gateway.failure import GenerationFailed
 from gateway.fleet_settings import BadSettings
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
-from gateway.relay.types import GenerationFailed
 from gateway.settings import Settings, find_redis
 from gateway.tenancy import open_index
 from gateway.topology import TOPOLOGY

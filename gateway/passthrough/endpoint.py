@@ -23,13 +23,13 @@ from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.passing import AnswerBroken
 from gateway.control.tenants.usage import Use
+from gateway.failure import GenerationFailed
 from gateway.passthrough.forward import PassedRequest, pass_on
 from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
-from gateway.passthrough.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, Form
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
-from gateway.relay.types import GenerationFailed
+from gateway.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, Form
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 

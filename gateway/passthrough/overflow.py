@@ -15,8 +15,8 @@ from gateway.api.errors import Headers, encode_error, from_generation
 from gateway.api.job import Job
 from gateway.api.passing import Outside
 from gateway.control.fleet.pools import Pools
+from gateway.failure import GenerationFailed
 from gateway.passthrough.spending import Spending
-from gateway.relay.types import GenerationFailed
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.overflow import choose_overflow

@@ -8,8 +8,8 @@ from typing import Protocol
 from backends.errors import BackendError
 from backends.stream import Origin
 from gateway.control.fleet.pools import Instance, Pools
-from gateway.passthrough.paths import GENERATION_PATHS
 from gateway.passthrough.upstreams import Upstream, make_origin
+from gateway.paths import GENERATION_PATHS
 from policies.types import Role
 
 

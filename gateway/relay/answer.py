@@ -11,6 +11,7 @@ from backends.base import KvPath
 from backends.errors import BackendError, EngineRejected
 from backends.types import EngineFinish, LegRequest, LegUsage, TransferRequest
 from gateway.control.fleet.pools import Instance, Pools
+from gateway.failure import GenerationFailed
 from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.cast import Cast
 from gateway.relay.legs import ROLE_OF, build_leg
@@ -18,6 +19,7 @@ from gateway.relay.loan import Loan
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.outbox import Outbox
 from gateway.relay.pace import Pace
+from gateway.relay.record import Record
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import (
     Action,
@@ -44,8 +46,7 @@ from gateway.relay.steps import (
     StopTransfer,
 )
 from gateway.relay.transfer import Transfer
-from gateway.relay.types import AnswerEvent, Finish, GenerationFailed, GenerationRequest, KeepAlive, Tokens
-from gateway.telemetry.record import Record
+from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, KeepAlive, Tokens
 from policies.rules import RelayRules
 from policies.types import Plan
 

@@ -11,15 +11,16 @@ from gateway.control.fleet.links import Link, Links
 from gateway.control.fleet.pools import Pools
 from gateway.control.fleet.sessions import Sessions
 from gateway.control.tenants.usage import Use
+from gateway.failure import GenerationFailed
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.answer import Course, RelayAnswer
 from gateway.relay.cast import Cast
+from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.steps import Handoff, Route
-from gateway.relay.types import GenerationFailed, GenerationRequest
+from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.record import Record
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
 from policies.handoff import HandoffState, HandoffStep, choose_step

@@ -8,8 +8,8 @@ from dataclasses import replace
 from backends.base import KvPath
 from backends.errors import TransferFailed
 from backends.types import TransferRequest
+from gateway.relay.record import Record
 from gateway.relay.steps import Event, KvFailed, KvReady
-from gateway.telemetry.record import Record
 
 
 class Transfer:

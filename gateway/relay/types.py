@@ -104,23 +104,3 @@ class Generator(Protocol):
     def generate(self, request: GenerationRequest) -> Answer:
         """Decide the plan and start it. Raises GenerationFailed when nothing can serve the request."""
         ...
-
-
-class GenerationFailed(Exception):
-    """An answer cannot start or go on. ``status`` is the HTTP status; ``code`` and ``param`` are OpenAI's."""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str | None = None,
-        param: str | None = None,
-        retry_after_s: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.code = code
-        self.param = param
-        self.retry_after_s = retry_after_s

@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from backends.types import TokenLogprob
-from gateway.relay.types import AnswerEvent, Finish, GenerationFailed, GenerationRequest, RoleName, Tokens
+from gateway.failure import GenerationFailed
+from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, RoleName, Tokens
 from tests.fakes.gates import HoldGate, Watch
 
 Step = AnswerEvent | GenerationFailed | HoldGate

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.control.documents.live import Refused
 from gateway.control.documents.store import Document
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 from policies.rule_documents import DEFAULT, TenantRules, build_rules
 from policies.rules import BadRules, Rules
 

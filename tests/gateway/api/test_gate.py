@@ -14,7 +14,7 @@ from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Access
 from gateway.api.gate import spell_duration
 from gateway.control.limits.admission import Queues
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 from gateway.text.model import ServedModel
 from policies.rules import parse_rules
 from tests.fakes.answers import ScriptedGenerator, say

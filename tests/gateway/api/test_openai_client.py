@@ -5,7 +5,8 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from gateway.relay.types import Finish, GenerationFailed
+from gateway.failure import GenerationFailed
+from gateway.relay.types import Finish
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.server import AppServer

@@ -11,7 +11,8 @@ import pytest
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
 from gateway.api.endpoint import Limits
-from gateway.relay.types import Finish, GenerationFailed, KeepAlive, Tokens
+from gateway.failure import GenerationFailed
+from gateway.relay.types import Finish, KeepAlive, Tokens
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.gates import HoldGate

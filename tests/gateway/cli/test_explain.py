@@ -9,7 +9,7 @@ from backends.kv_subscriber import EventSource
 from gateway.api.errors import ApiError
 from gateway.cli.explain import describe, explain
 from gateway.cli.observe import CannotInspect
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
 from tests.valkey import run_valkey

@@ -12,7 +12,7 @@ from starlette.types import Message
 from gateway.api.client import Client
 from gateway.api.errors import ApiError
 from gateway.api.job import Caller
-from gateway.passthrough.paths import PASSED_PATHS
+from gateway.paths import PASSED_PATHS
 from policies.rules import parse_rules
 from tests.fakes.gates import HoldGate
 from tests.fakes.upstream import JSON, NOTHING, SSE, Say

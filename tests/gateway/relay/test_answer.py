@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from backends.types import Sampling
-from gateway.relay.types import AnswerEvent, GenerationFailed, GenerationRequest, Tokens
+from gateway.failure import GenerationFailed
+from gateway.relay.types import AnswerEvent, GenerationRequest, Tokens
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import Cut, Refuse, Script, eos_after

@@ -8,7 +8,8 @@ import pytest
 
 from backends.types import LegChunk, LegRequest, Sampling
 from backends.vllm import VllmEngine
-from gateway.relay.types import AnswerEvent, GenerationFailed, GenerationRequest, KeepAlive
+from gateway.failure import GenerationFailed
+from gateway.relay.types import AnswerEvent, GenerationRequest, KeepAlive
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import EOS, Cut, Refuse, Script, continuation, eos_after

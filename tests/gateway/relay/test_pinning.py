@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 from tests.fakes.script import Cut, Script
 from tests.gateway.relay.stage import QUICK, finish_of, ids_of, open_stage, read, roles_of, unsplit
 

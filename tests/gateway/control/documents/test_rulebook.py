@@ -9,7 +9,7 @@ import pytest
 from gateway.control.documents.live import Refused
 from gateway.control.documents.rulebook import RULES, RuleBook
 from gateway.control.documents.store import Document
-from gateway.relay.types import GenerationFailed
+from gateway.failure import GenerationFailed
 from policies.rules import Rules, parse_rules
 
 BASE = parse_rules({"handoff": {"mode": "one_shot"}})

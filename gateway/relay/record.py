@@ -5,9 +5,10 @@ from collections.abc import Callable
 from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
 from gateway.control.tenants.usage import Use
+from gateway.failure import GenerationFailed
 from gateway.relay.splice import Splice
 from gateway.relay.steps import LegId, StartLeg
-from gateway.relay.types import GenerationFailed, Tokens
+from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
 from policies.types import Plan, Role

@@ -4,11 +4,11 @@ import pytest
 
 from backends.types import TransferProgress
 from gateway.control.tenants.usage import Use
+from gateway.relay.record import Record
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import LegId, LegKind, StartLeg
 from gateway.relay.types import RoleName, Tokens
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.record import Record
 from gateway.telemetry.timeline import Timelines
 from policies.handoff import FinalNow
 from policies.types import Relay
