@@ -1,7 +1,8 @@
 """A decision as plain JSON values, for traces and for ``pdd explain``."""
 
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import to_builtins
 
 from policies.types import Decision, Direct, Plan
 
@@ -24,8 +25,8 @@ def explain_decision(decision: Decision) -> dict[str, Any]:
     A hit of None is unknown. ``scores`` holds one entry per role that was filled, in the order of the choice.
     """
     return {
-        "facts": asdict(decision.facts),
-        "estimate": None if decision.estimate is None else asdict(decision.estimate),
+        "facts": to_builtins(decision.facts),
+        "estimate": to_builtins(decision.estimate),
         "plan": explain_plan(decision.plan),
         "reason": decision.plan.reason,
         "scores": [

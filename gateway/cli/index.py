@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -61,7 +62,7 @@ async def look_up(gateway: Gateway, model: str, body: bytes) -> dict[str, Any]:
     """Return ``prompt_tokens`` and, by instance, the hit of a prompt and its age. Raises ApiError and CannotInspect."""
     job = await prepare(gateway, as_request(body) | {"model": model}, len(body))
     prompt = job.prompts[0]
-    hits = {name: hit._asdict() for name, hit in sorted(gateway.index.lookup(model, prompt).items())}
+    hits = {name: msgspec.to_builtins(hit) for name, hit in sorted(gateway.index.lookup(model, prompt).items())}
     stats = (await find_stats(gateway))["instances"]
     return {
         "prompt_tokens": len(prompt),

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from backends.kv_subscriber import EventSource
 
@@ -31,12 +33,12 @@ class InstanceSpec:
             raise ValueError(f"instance {self.id}: dp_size must be at least 1")
 
 
-class Hit(NamedTuple):
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """How much of a prompt one instance has cached, in whole blocks of that instance.
 
     ``tokens`` None: not known (never to be read as 0); ``at_least_tokens`` then tells what is known to be there.
     An engine computes at least the last prompt token itself, so ``tokens`` is below the prompt's length.
-    A tuple, as each decision makes one for every instance.
+    A struct, as each decision makes one for every instance: a frozen dataclass takes eight times as long to make.
     """
 
     tokens: int | None

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from backends.base import KvPath
@@ -15,6 +15,7 @@ from policies.types import LinkView
 log = logging.getLogger(__name__)
 
 POLL_TIMEOUT_S = 3.0
+UNKNOWN = LinkState(0.0, 0, 0.0, up=False, wan_bytes_total=0)
 
 
 class MeasuredPath(KvPath, Protocol):
@@ -41,25 +42,18 @@ class Link:
 
     def view(self) -> LinkView:
         """What policies see: a link whose bridge does not answer is down."""
-        state, traits = self.state, self.path.traits
-        view = LinkView(
+        state, traits = self.state or UNKNOWN, self.path.traits
+        return LinkView(
             self.source,
             self.dest,
-            self.assumed_rate_bytes_per_s,
-            up=False,
-            can_stop=traits.can_stop,
-            reports_progress=traits.reports_progress,
-            overlaps_prefill=traits.overlaps_prefill,
-        )
-        if state is None:
-            return view
-        return replace(
-            view,
             rate_bytes_per_s=state.rate_bytes_per_s or self.assumed_rate_bytes_per_s,
             queued_bytes=state.queued_bytes,
             rtt_s=state.rtt_s,
             up=state.up,
             open_transfers=state.open_transfers,
+            can_stop=traits.can_stop,
+            reports_progress=traits.reports_progress,
+            overlaps_prefill=traits.overlaps_prefill,
         )
 
 
