@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 
 from backends.base import Engine
-from backends.errors import BackendError
+from backends.errors import BackendError, EngineTimeout
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
 
 
@@ -29,15 +30,21 @@ class PatientEngine:
         return self._engine.id
 
     async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg, see ``Engine.generate``; but an abort before the first chunk returns before it is done."""
-        stream = self._engine.generate(leg)
+        """Stream one leg, see ``Engine.generate``; but an abort before the first chunk returns before it is done.
+
+        So does the end of the time that its first token may take.
+        """
+        wait_s = leg.first_token_timeout_s
+        stream = self._engine.generate(replace(leg, first_token_timeout_s=wait_s + self._grace_s))
         first = asyncio.create_task(_read_next(stream))
         try:
-            chunk = await asyncio.shield(first)
+            async with asyncio.timeout(wait_s):
+                chunk = await asyncio.shield(first)
+        except TimeoutError:
+            self._leave(stream, first)
+            raise EngineTimeout("no answer in time") from None
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._let_go(stream, first))
-            self._leaving.add(task)
-            task.add_done_callback(self._leaving.discard)
+            self._leave(stream, first)
             raise
         async with aclosing(stream):
             while chunk is not None:
@@ -58,6 +65,11 @@ class PatientEngine:
             task.cancel()
         await asyncio.gather(*self._leaving, return_exceptions=True)
         await self._engine.aclose()
+
+    def _leave(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:
+        task = asyncio.create_task(self._let_go(stream, first))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
 
     async def _let_go(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:
         async with aclosing(stream):

@@ -4,6 +4,8 @@ One-shot hands every pending token over in one extend: RLD is free soonest, and 
 Catch-up extends in rounds. RLD writes on during each, so a round leaves as many tokens as RLD makes in one extend, and
 the client waits only for the last, small one. Catch-up ends: a round that does not shrink what is pending is the last,
 and so is round ``max_rounds``.
+
+After MD was lost, whatever the mode, the next one has to answer an extend before RLD is stopped for it.
 """
 
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ class HandoffState:
     """Measured speed of MD's extends; None: not measured."""
     previous_pending_tokens: int | None = None
     """``pending_tokens`` when the last round was decided; None before the first."""
+    main_lost: bool = False
+    """MD was lost after a hand-off of this answer, and none has answered since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ HandoffStep = FinalNow | ExtendBatch
 
 def choose_step(state: HandoffState, rules: HandoffRules) -> HandoffStep:
     """Choose the next step of a hand-off. Called when the KV is ready and after each extend."""
+    if state.main_lost:
+        return ExtendBatch(max(1, state.pending_tokens), "main_lost")
     if rules.mode == "one_shot":
         return FinalNow("one_shot")
     if rules.mode == "auto" and state.relay_load >= rules.relay_load_high:

@@ -31,7 +31,10 @@ class HandoffRules(Section, frozen=True):
 
     mode: Annotated[
         Literal["auto", "one_shot", "catch_up"],
-        Meta(description="auto: one_shot while RLD is busy, else catch_up. The other two always do what they say."),
+        Meta(
+            description="auto: one_shot while RLD is busy, else catch_up. The other two always do what they say, but "
+            "after MD was lost RLD goes on until an MD has answered an extend."
+        ),
     ] = "auto"
     threshold_tokens: Annotated[
         int,
@@ -111,7 +114,16 @@ class RelayRules(Section, frozen=True):
         Meta(gt=0, le=100, description="RLD instances with at least this load take no new request: it goes direct."),
     ] = 1.0
     first_token_timeout_s: Annotated[Seconds, Meta(description="Wait for a leg's first token.")] = 600.0
-    extend_timeout_s: Annotated[Seconds, Meta(description="Wait for a catch-up or final extend's first token.")] = 30.0
+    extend_timeout_s: Annotated[
+        Seconds,
+        Meta(
+            description="Longest wait for a catch-up or final extend's first token; then another MD or RLD goes on. It "
+            "holds while MD's speed is not measured; after that the wait is a few times what is expected of MD."
+        ),
+    ] = 30.0
+    extend_floor_s: Annotated[
+        Seconds, Meta(description="Least such wait, however little MD has to do; never more than extend_timeout_s.")
+    ] = 3.0
     idle_timeout_s: Annotated[Seconds, Meta(description="Wait for the next token of a running leg.")] = 60.0
     keepalive_s: Annotated[Seconds, Meta(description="Silence after which the client gets a sign of life.")] = 10.0
     max_attempts: Annotated[

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from backends.base import KvPath
-from backends.errors import BackendError, EngineRejected
+from backends.errors import BackendError, EngineRejected, EngineTimeout
 from backends.types import EngineFinish, LegRequest, LegUsage, TransferRequest
 from gateway.control.fleet.pools import Instance, Pools
 from gateway.failure import GenerationFailed
@@ -19,6 +19,7 @@ from gateway.relay.loan import Loan
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.outbox import Outbox
 from gateway.relay.pace import Pace
+from gateway.relay.patience import Patience
 from gateway.relay.record import Record
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.steps import (
@@ -48,7 +49,7 @@ from gateway.relay.steps import (
 from gateway.relay.transfer import Transfer
 from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, KeepAlive, Tokens
 from policies.rules import RelayRules
-from policies.types import Plan
+from policies.types import Plan, Role
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ class Course:
 
     ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may
     take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting. ``reserve_s``: see
-    ``pacing``. ``lease_s``: how long P keeps KV that it lends to RLD; None: engines do not lend.
+    ``pacing``. ``rtt_s``: of the way to MD. ``lease_s``: how long P keeps KV that it lends to RLD; None: engines do not
+    lend.
     ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way. ``note_held`` is told
     which instance now caches which ids, ``note_moved`` that the receiving store has the prompt, ``note_length`` the
     answer's length.
@@ -78,6 +80,7 @@ class Course:
     transfer: TransferRequest
     patience_s: float
     reserve_s: float
+    rtt_s: float
     lease_s: float | None
     keep_transfer: Callable[[int], bool]
     note_held: Callable[[str, Sequence[int]], None]
@@ -109,6 +112,7 @@ class RelayAnswer:
             course.path, course.transfer, record, self._mailbox.post, course.note_moved, self._aim
         )
         self._loan = Loan(course.lease_s, pools.clock)
+        self._patience = Patience(course.transfer, course.rtt_s, course.rules)
         self._legs: dict[LegId, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._timers: list[asyncio.TimerHandle] = []
@@ -268,7 +272,8 @@ class RelayAnswer:
             self._record.note("no_instance", role=ROLE_OF[start.kind].value)
             self._mailbox.post(NoInstance(start.leg))
             return
-        request = build_leg(self._course.request, start, self._splice.log, self._course.rules)
+        wait_s = self._patience.wait_s(start, instance, self._pools.clock())
+        request = build_leg(self._course.request, start, self._splice.log, self._course.rules, wait_s)
         request = instance.fit(self._loan.apply(request, start))
         self._started_on[start.leg] = instance
         self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s)
@@ -293,6 +298,8 @@ class RelayAnswer:
                 await self._read(start, instance, request)
         except BackendError as error:
             self._last_failure = error
+            if isinstance(error, EngineTimeout):
+                self._patience.note_silence(instance)
             self._pools.report_failure(instance, error)
             self._cast.lose(instance)
             self._record.leg_ended(start, instance.spec.id, type(error).__name__)
@@ -308,7 +315,7 @@ class RelayAnswer:
             self._mailbox.post(LegFailed(leg))
 
     async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
-        pace = Pace(self._pools.clock())
+        pace = self._make_pace(start, instance)
         try:
             async with aclosing(instance.engine.generate(request)) as stream:
                 async for chunk in stream:
@@ -318,6 +325,7 @@ class RelayAnswer:
                         self._note_usage(start, chunk.usage)
                     if chunk.token_ids and pace.note(len(chunk.token_ids), self._pools.clock()):
                         self._pools.report_success(instance)
+                        self._patience.note_answer(start, instance)
                         self._course.note_held(instance.spec.id, request.prompt)
                     finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
                     if finish and start.leg in self._legs and start.kind is not LegKind.PREFILL:
@@ -325,7 +333,14 @@ class RelayAnswer:
                     if chunk.token_ids or finish:
                         await self._mailbox.put(LegTokens(start.leg, chunk.token_ids, chunk.logprobs, finish))
         finally:
-            pace.teach(instance, start.kind, start.base - self._splice.sealed)
+            pace.end()
+
+    def _make_pace(self, start: StartLeg, instance: Instance) -> Pace:
+        if ROLE_OF[start.kind] is not Role.MD:
+            return Pace(instance, start, self._pools.clock())
+        lacking_tokens = self._patience.lacking_tokens(start, instance)
+        is_first = not self._patience.knows(instance)
+        return Pace(instance, start, self._pools.clock(), lacking_tokens, is_first)
 
     def _note_usage(self, start: StartLeg, usage: LegUsage) -> None:
         self._record.leg_usage(start, usage)

@@ -19,8 +19,13 @@ GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 """For legs whose token is thrown away: the cheapest there is, and nothing is left to an engine's defaults."""
 
 
-def build_leg(request: GenerationRequest, start: StartLeg, log: Sequence[int], rules: RelayRules) -> LegRequest:
-    """Spell out one leg. Its id is new for each attempt; the client's id never reaches an engine."""
+def build_leg(
+    request: GenerationRequest, start: StartLeg, log: Sequence[int], rules: RelayRules, extend_wait_s: float
+) -> LegRequest:
+    """Spell out one leg. Its id is new for each attempt; the client's id never reaches an engine.
+
+    ``extend_wait_s``: how long MD's first token may take where the prompt's KV is at hand.
+    """
     kv_is_near = start.kv_expected and ROLE_OF[start.kind] is Role.MD
     return LegRequest(
         request_id=f"{request.request_id}-{start.kind.name.lower()}-{start.leg}",
@@ -31,7 +36,7 @@ def build_leg(request: GenerationRequest, start: StartLeg, log: Sequence[int], r
         sampling=GREEDY if start.kind is LegKind.EXTEND else request.sampling,
         cache_salt=request.cache_salt,
         priority=request.priority,
-        first_token_timeout_s=rules.extend_timeout_s if kv_is_near else rules.first_token_timeout_s,
+        first_token_timeout_s=extend_wait_s if kv_is_near else rules.first_token_timeout_s,
         idle_timeout_s=rules.idle_timeout_s,
     )
 

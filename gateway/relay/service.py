@@ -144,6 +144,7 @@ class RelayService:
             transfer=self._transfer(request, link),
             patience_s=_patience_s(decision, rules),
             reserve_s=rules.handoff.reserve_s,
+            rtt_s=link.view().rtt_s if link else 0.0,
             lease_s=link.lease_s if _lends(plan, link) and link else None,
             keep_transfer=lambda made: self._keep_transfer(decision, made, rules),
             note_held=lambda instance, ids: self._note_held(request, instance, ids),
@@ -175,6 +176,7 @@ class RelayService:
                 relay_load=load,
                 extend_tokens_per_s=speed,
                 previous_pending_tokens=handoff.previous_pending,
+                main_lost=handoff.main_lost,
             )
             return choose_step(state, rules.handoff)
 

@@ -107,6 +107,7 @@ class Splice:
     _relay_blocked: bool = False
     _retry_pending: bool = False
     _late: bool = False
+    _main_lost: bool = False
     _attempts: int = 0
     _setbacks: int = 0
     _out: list[Action] = field(default_factory=list)
@@ -186,6 +187,7 @@ class Splice:
             if self.phase is Phase.FINAL:
                 self.phase = Phase.MAIN
                 self._setbacks = 0
+                self._main_lost = False
         if event.finish == "stop" and len(ids) == len(event.ids):
             self._end("stop")
         elif len(self.log) >= self.terms.limit_tokens or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
@@ -202,6 +204,7 @@ class Splice:
         elif leg.kind is LegKind.EXTEND and leg.received:
             self.sealed = leg.base
             self.rounds += 1
+            self._main_lost = False
             self.phase = Phase.EAGER
             self._hand_over()
         else:  # it ended without having said why: no better than a failure
@@ -210,6 +213,7 @@ class Splice:
     def _on_lost(self, leg: _Leg) -> None:
         self._attempts += 1
         self._setbacks += 1
+        self._main_lost |= leg.kind is LegKind.FINAL
         match leg.kind:
             case LegKind.PREFILL if not self.log:
                 self._again_or_fail(lambda: self._start(LegKind.PREFILL))
@@ -313,7 +317,8 @@ class Splice:
         if self.kv is not Kv.READY or self._main_blocked or not self.terms.splittable:
             return
         pending = len(self.log) - self.sealed
-        step = self.terms.decide(Handoff(pending, self.sealed, self.rounds, self._previous_pending))
+        handoff = Handoff(pending, self.sealed, self.rounds, self._previous_pending, self._main_lost)
+        step = self.terms.decide(handoff)
         self._previous_pending = pending
         match step:
             case FinalNow():

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
+from backends.errors import EngineTimeout
 from backends.patient import PatientEngine
 from backends.types import LegRequest
 from backends.vllm import VllmEngine
@@ -81,6 +83,20 @@ async def test_patience_ends(fake: FakeEngine) -> None:
     reading.cancel()
     await fake.idle()
     assert fake.calls[0].state == "aborted"
+    await engine.aclose()
+
+
+async def test_silence_is_told_in_time_but_not_aborted(fake: FakeEngine) -> None:
+    """SPL-46: the caller goes on elsewhere when the first token's time is over; the engine sees the abort later."""
+    first, second = HoldGate(), HoldGate()
+    fake.script = Script(holds={0: first, 1: second})
+    engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
+    with pytest.raises(EngineTimeout):
+        await anext(engine.generate(replace(LEG, first_token_timeout_s=0.05)))
+    assert fake.running == 1
+    first.open()
+    await fake.idle()
+    assert fake.calls[0].state == "aborted" and len(fake.calls[0].ids) == 1
     await engine.aclose()
 
 

@@ -1,5 +1,8 @@
 """Hand-off steps: when MD takes over, and that it does."""
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +28,14 @@ RULES = HandoffRules(threshold_tokens=16, batch_tokens=100, max_rounds=4, free_g
 def test_one_shot_hands_over_at_once() -> None:
     """One-shot sends the final whatever is pending and however idle RLD is."""
     assert choose_step(state(900), HandoffRules(mode="one_shot")) == FinalNow("one_shot")
+
+
+@pytest.mark.parametrize("mode", ["auto", "one_shot", "catch_up"])
+@pytest.mark.parametrize("pending", [0, 1, 900])
+def test_a_lost_main_has_to_answer_first(mode: Literal["auto", "one_shot", "catch_up"], pending: int) -> None:
+    """SPL-46: after MD was lost RLD goes on, in every mode, while the next one extends all that is pending."""
+    lost = replace(state(pending, load=2.0), main_lost=True)
+    assert choose_step(lost, HandoffRules(mode=mode)) == ExtendBatch(max(1, pending), "main_lost")
 
 
 @pytest.mark.parametrize(("load", "final"), [(0.74, False), (0.75, True), (2.0, True)])

@@ -48,6 +48,8 @@ class Instance:
     reachable: bool = False
     last_error: str = "not asked yet"
     in_flight: int = 0
+    extending_tokens: int = 0
+    """What this process's legs that wait for their first token have it compute."""
     draining: bool = False
     failures: int = 0
     quarantined_until_s: float = 0.0

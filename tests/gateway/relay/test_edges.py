@@ -16,6 +16,7 @@ from tests.fakes.script import EOS, Cut, Refuse, Script, continuation, eos_after
 from tests.gateway.relay.stage import (
     MODEL,
     PROMPT,
+    QUICK,
     finish_of,
     ids_of,
     open_stage,
@@ -96,6 +97,39 @@ async def test_a_silent_md_does_not_stop_the_answer(mode: str) -> None:
         gate.open()
         assert ids_of(await answering) == unsplit()
         assert stage.engines["md1"].calls[0].state == "aborted"
+
+
+async def test_a_silent_md_is_given_up_after_what_was_expected_of_it() -> None:
+    """SPL-46: after a one-shot hand-off a measured MD's silence ends long before the limit, and RLD goes on.
+
+    When MD is tried again it extends while RLD writes, and gets the rest once it has answered.
+    """
+    rules = {
+        "relay": QUICK | {"extend_timeout_s": 600, "extend_floor_s": 0.05, "max_attempts": 2},
+        "handoff": {"mode": "one_shot"},
+    }
+    async with open_stage(rules, ids=SMALL) as stage:
+        first, second, silence, extend = HoldGate(), HoldGate(), HoldGate(), HoldGate()
+        stage.engines["rld1"].scripts += [Script(holds={8: first}), Script(holds={8: second})]
+        stage.engines["md1"].scripts += [Script(arrival=silence), Script(arrival=extend)]
+        main = stage.pools["md1"]
+        main.extend_tokens_per_s = 1e6
+        answering = asyncio.create_task(read(stage.ask()))
+        await first.arrivals()
+        stage.path.transfers[-1].complete()
+        silent = await stage.engines["md1"].calls_made(1)
+        await stage.engines["md1"].idle()
+        assert silent.state == "aborted" and main.failures == 1
+        extending = await stage.engines["md1"].calls_made(2)
+        assert extending.body["max_tokens"] == 1
+        await second.arrivals()
+        assert stage.engines["rld1"].running == 1
+        extend.open()
+        second.open()
+        events = await answering
+        assert ids_of(events) == unsplit() and roles_of(events)[-1] == "MD"
+        assert stage.engines["rld1"].calls[0].state == "aborted"
+        assert not main.failures and main.extending_tokens == 0
 
 
 async def test_a_refused_extend_lets_rld_end_the_answer() -> None:

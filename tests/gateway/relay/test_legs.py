@@ -10,6 +10,7 @@ SAMPLING = Sampling(temperature=0.7, top_p=0.9, stop_token_ids=(9,))
 REQUEST = GenerationRequest("r", "m", [1, 2, 3], 50, min_tokens=5, sampling=SAMPLING, cache_salt="tenant", priority=3)
 RULES = RelayRules(first_token_timeout_s=100, extend_timeout_s=7, idle_timeout_s=20)
 LOG = [11, 12, 13]
+WAIT_S = 2.5
 
 
 def _start(kind: LegKind, leg: int = 0, base: int = 2, *, kv_expected: bool = True) -> StartLeg:
@@ -18,38 +19,43 @@ def _start(kind: LegKind, leg: int = 0, base: int = 2, *, kv_expected: bool = Tr
 
 def test_prompt_is_the_prompt_and_the_sealed_log() -> None:
     """A leg continues the client's prompt plus as many ids of the log as its base says, with the splice's budgets."""
-    leg = build_leg(REQUEST, _start(LegKind.FINAL), LOG, RULES)
+    leg = build_leg(REQUEST, _start(LegKind.FINAL), LOG, RULES, WAIT_S)
     assert list(leg.prompt) == [1, 2, 3, 11, 12]
     assert (leg.max_tokens, leg.min_tokens) == (48, 3)
 
 
 def test_salt_and_priority_are_the_same_in_every_leg() -> None:
     """POL-12: whatever the leg, its KV belongs to the same tenant and it has the same priority."""
-    legs = [build_leg(REQUEST, _start(kind), LOG, RULES) for kind in LegKind]
+    legs = [build_leg(REQUEST, _start(kind), LOG, RULES, WAIT_S) for kind in LegKind]
     legs.append(build_align_leg(REQUEST, LOG, RULES))
     assert {(leg.cache_salt, leg.priority, leg.model) for leg in legs} == {("tenant", 3, "m")}
 
 
 def test_attempts_have_names_of_their_own() -> None:
     """SPL-43: no two legs share an id, and none is the client's."""
-    names = {build_leg(REQUEST, _start(kind, leg=number), LOG, RULES).request_id for number, kind in enumerate(LegKind)}
-    names.add(build_leg(REQUEST, _start(LegKind.RELAY, leg=9), LOG, RULES).request_id)
+    names = {
+        build_leg(REQUEST, _start(kind, leg=number), LOG, RULES, WAIT_S).request_id
+        for number, kind in enumerate(LegKind)
+    }
+    names.add(build_leg(REQUEST, _start(LegKind.RELAY, leg=9), LOG, RULES, WAIT_S).request_id)
     assert len(names) == 5 and REQUEST.request_id not in names
 
 
 def test_only_legs_whose_tokens_count_sample() -> None:
     """Decode legs carry the client's sampling; an extend and an alignment, whose token is dropped, are greedy."""
-    sampled = {kind: build_leg(REQUEST, _start(kind), LOG, RULES).sampling for kind in LegKind}
+    sampled = {kind: build_leg(REQUEST, _start(kind), LOG, RULES, WAIT_S).sampling for kind in LegKind}
     assert sampled.pop(LegKind.EXTEND) is GREEDY
     assert set(map(id, sampled.values())) == {id(SAMPLING)}
     assert build_align_leg(REQUEST, LOG, RULES).sampling is GREEDY
 
 
 def test_an_extend_over_kv_that_is_there_must_be_quick() -> None:
-    """MD with its KV gets the extend's short patience; without it, and for P and RLD, the long one."""
+    """MD with its KV gets the wait that was worked out for it; without it, and for P and RLD, it is the long one."""
     waits = {
-        (kind, near): build_leg(REQUEST, _start(kind, kv_expected=near), LOG, RULES).first_token_timeout_s
+        (kind, near): build_leg(REQUEST, _start(kind, kv_expected=near), LOG, RULES, WAIT_S).first_token_timeout_s
         for kind in LegKind
         for near in (True, False)
     }
-    assert {key for key, wait_s in waits.items() if wait_s == 7} == {(LegKind.EXTEND, True), (LegKind.FINAL, True)}
+    short = {key for key, wait_s in waits.items() if wait_s == WAIT_S}
+    assert short == {(LegKind.EXTEND, True), (LegKind.FINAL, True)}
+    assert set(waits.values()) == {WAIT_S, 100}

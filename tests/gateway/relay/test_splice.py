@@ -38,7 +38,7 @@ from gateway.relay.steps import (
 from policies.handoff import ExtendBatch, FinalNow, HandoffStep
 from tests.gateway.relay.simulate import EOS, World, unsplit
 
-P, A, B, C, D = (LegId(n) for n in range(5))
+P, A, B, C, D, E = (LegId(n) for n in range(6))
 
 
 def catch_up(handoff: Handoff) -> HandoffStep:
@@ -188,6 +188,23 @@ def test_passthrough_is_one_leg() -> None:
     assert splice.start() == [StartLeg(P, LegKind.FINAL, 0, 100, 0, False)]
     splice.feed(tokens(P, 1))
     assert splice.phase is Phase.MAIN
+
+
+def test_lost_main_is_told_until_one_has_answered() -> None:
+    """SPL-46: the hand-off after a lost final is decided as such, and the one after an answered extend is not."""
+    told: list[bool] = []
+
+    def decide(handoff: Handoff) -> HandoffStep:
+        told.append(handoff.main_lost)
+        return ExtendBatch(handoff.pending, "main_lost") if handoff.main_lost else FinalNow("one_shot")
+
+    splice = begun(replace(TERMS, decide=decide), *EAGER, KvReady())
+    splice.feed(LegFailed(B))
+    splice.feed(NoInstance(C))
+    assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
+    splice.feed(tokens(E, 14, finish="length"))
+    assert splice.feed(LegEnded(E))[-1] == StartLeg(LegId(6), LegKind.FINAL, 4, 96, 0, True)
+    assert told == [False, True, False]
 
 
 def test_dead_rld_is_replaced_by_md_when_the_kv_is_there() -> None:
