@@ -17,7 +17,7 @@ from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.endpoint import Limits
+from gateway.api.exchange import Limits
 from gateway.build import load_models, model_facts
 from gateway.control.documents.live import LiveDocuments
 from gateway.control.documents.rulebook import RULES, RuleBook

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from gateway.api.endpoint import Access
+from gateway.api.exchange import Access
 from gateway.api.gate import Gate
 from gateway.api.identify import Identify, KeyCheck, identify_anyone
 from gateway.control.documents.live import LiveDocuments

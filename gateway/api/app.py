@@ -13,7 +13,8 @@ from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
 from gateway.api.completions import prepare_completion
 from gateway.api.door import Door
-from gateway.api.endpoint import Access, GenerationEndpoint, Limits, Prepare
+from gateway.api.endpoint import GenerationEndpoint, Prepare
+from gateway.api.exchange import Access, Limits
 from gateway.api.forms import ChatForm, CompletionForm, Form
 from gateway.api.models import Models
 from gateway.api.passing import Overflow, Passing

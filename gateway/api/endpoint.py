@@ -1,65 +1,32 @@
 """The two generating endpoints as bare ASGI callables: body in, job, answers, bytes out."""
 
-import asyncio
-import re
-import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
-from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
 from starlette.types import Receive, Scope, Send
 
 from backends.external import ExternalUsage
 from gateway.api import errors
-from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
+from gateway.api.body import JsonObject
 from gateway.api.choice import Choice, count_cached
-from gateway.api.client import Client, send_whole
+from gateway.api.client import Client
 from gateway.api.client_fields import without_internal
-from gateway.api.edge import cut_connection
-from gateway.api.errors import ApiError, error_messages, from_generation
+from gateway.api.exchange import Access, Asked, Limits, hold_exchange, parse
 from gateway.api.forms import Form
-from gateway.api.gate import RANKS, Entry, Gate
-from gateway.api.identify import Identify
+from gateway.api.gate import Entry
 from gateway.api.job import Caller, Job
 from gateway.api.merge import merge
 from gateway.api.models import Models, resolve_name
-from gateway.api.passing import AnswerBroken, Outside, Overflow, Passing
+from gateway.api.passing import Outside, Overflow, Passing
 from gateway.api.respond import StreamWriter, write_stream, write_whole
-from gateway.control.tenants.salts import Salts
 from gateway.control.tenants.usage import Use
 from gateway.failure import GenerationFailed
 from gateway.relay.types import Answer, Generator
 from policies.rules import Rules
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[Job]]
-INLINE_BODY_BYTES = 256 << 10
-MOST_HEADER_BYTES = 64 << 10
-HINT = re.compile(r"[0-9]{1,7}")
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one client may ask of the gateway's edge."""
-
-    body_bytes: int = 32 << 20
-    body_timeout_s: float = 120.0
-    write_timeout_s: float = 60.0
-    """A client that takes no bytes for so long is given up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may ask, under which rules, and when."""
-
-    identify: Identify
-    rules_of: Callable[[str, str], Rules]
-    """Return the rules in force for a tenant's request or session, named by a key. Raises GenerationFailed."""
-    salts: Salts
-    gate: Gate
-    shows_plans: bool = False
-    """Whether answers tell how they were made, whatever the rules say."""
 
 
 @dataclass(slots=True)
@@ -128,41 +95,31 @@ class GenerationEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to its end."""
         run = Run()
-        request_id = f"req-{uuid.uuid4().hex}"
-        if scope.get("http_version") == "1.0":
-            send = send_whole(send)
         try:
-            check_header_size(scope)
-            connection = HTTPConnection(scope)
-            tenant = self._access.identify(connection)
-            body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
-            async with Client(receive, send, self._limits.write_timeout_s) as client:
-                value = await parse(body)
-                session = value.get("prompt_cache_key")
-                rules = self._access.rules_of(tenant, session if isinstance(session, str) else request_id)
-                caller = make_caller(connection.headers, tenant, rules, self._access)
-                value = without_internal(value, rules.client_fields)
-                if (passing := self._find_passing(value.get("model"), rules)) is not None:
-                    await passing.pass_object(self._path, value, connection.headers, caller, client)
-                    return
-                run.job = job = await self._prepare(value, len(body), self._models, caller)
-                request_id = job.id
-                outside = self._choose_outside(job, caller, refused=False)
-                run.entry = await self._enter(job, caller, 0 if outside else len(job.requests))
-                await self._answer(job, value, client, caller, run, outside)
-                # At once: a client that has its answer may ask again, while legs may still be ending.
-                run.leave()
-        except (ClientStalled, AnswerBroken):
-            cut_connection(scope)
-        except ClientGone:
-            pass
-        except ApiError as error:
-            await send_error(send, error, request_id)
-        except GenerationFailed as failure:
-            run.failed = True
-            await send_error(send, from_generation(failure), request_id)
+            await hold_exchange(scope, receive, send, self._access, self._limits, partial(self._serve, run))
         finally:
             await run.aclose()
+
+    async def _serve(self, run: Run, asked: Asked) -> None:
+        value = await parse(asked.body)
+        session = value.get("prompt_cache_key")
+        rules = self._access.rules_of(asked.tenant, session if isinstance(session, str) else asked.reply.request_id)
+        caller = self._access.make_caller(asked, rules)
+        value = without_internal(value, rules.client_fields)
+        if (passing := self._find_passing(value.get("model"), rules)) is not None:
+            await passing.pass_object(self._path, value, asked.headers, caller, asked.client)
+            return
+        run.job = job = await self._prepare(value, len(asked.body), self._models, caller)
+        asked.reply.request_id = job.id
+        outside = self._choose_outside(job, caller, refused=False)
+        try:
+            run.entry = await self._enter(job, caller, 0 if outside else len(job.requests))
+            await self._answer(job, value, asked.client, caller, run, outside)
+        except GenerationFailed:
+            run.failed = True
+            raise
+        # At once: a client that has its answer may ask again, while legs may still be ending.
+        run.leave()
 
     def _find_passing(self, model: object, rules: Rules) -> Passing | None:
         """What passes on requests for the model; None: its requests are served here."""
@@ -212,40 +169,6 @@ class GenerationEndpoint:
             run.choices.append(Choice(index, answer, job.model.vocabulary, job.text, reader))
 
 
-def check_header_size(scope: Scope) -> None:
-    """Refuse a request whose headers are out of proportion."""
-    if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADER_BYTES:
-        raise ApiError(
-            431, f"The request's headers are larger than {MOST_HEADER_BYTES} bytes.", code="headers_too_large"
-        )
-
-
-async def parse(body: bytes) -> JsonObject:
-    """Parse a body; a large one beside the event loop, which then waits for no more than one step of it."""
-    return parse_object(body) if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(parse_object, body)
-
-
 def spell_plan(answer: Answer) -> errors.Headers:
     """Return the headers that tell how an answer is made."""
     return [(b"x-pdd-plan", answer.plan_name.encode()), (b"x-pdd-reason", answer.plan_reason.encode())]
-
-
-def make_caller(headers: Headers, tenant: str, rules: Rules, access: Access) -> Caller:
-    """Return who asks, under which rules, and what the headers say."""
-    debug = rules.debug or access.shows_plans
-    hint = headers.get("x-pdd-output-tokens", "")
-    return Caller(
-        tenant=tenant,
-        rules=rules,
-        cache_salt=access.salts.of(tenant, rules.cache.group),
-        priority=RANKS[rules.priority],
-        debug=debug,
-        traced=debug and headers.get("x-pdd-trace") == "1",
-        output_hint_tokens=int(hint) if HINT.fullmatch(hint) else None,
-    )
-
-
-async def send_error(send: Send, error: ApiError, request_id: str) -> None:
-    """Answer with an error."""
-    for message in error_messages(error, [(b"x-request-id", request_id.encode())]):
-        await send(message)

@@ -7,23 +7,19 @@ from dataclasses import dataclass, replace
 
 import orjson
 from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.body import ClientGone, ClientStalled, JsonObject, read_body
-from gateway.api.client import Client, send_whole
+from gateway.api.body import JsonObject
+from gateway.api.client import Client
 from gateway.api.client_fields import find_internal, without_internal
-from gateway.api.edge import cut_connection
-from gateway.api.endpoint import Access, Limits, check_header_size, make_caller, parse, send_error
-from gateway.api.errors import ApiError, bad_field, from_generation
+from gateway.api.errors import ApiError, bad_field
+from gateway.api.exchange import Access, Asked, Limits, hold_exchange, parse
 from gateway.api.gate import Entry, Gate
 from gateway.api.job import Caller
 from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
-from gateway.api.passing import AnswerBroken
 from gateway.control.tenants.usage import Use
-from gateway.failure import GenerationFailed
 from gateway.passthrough.forward import PassedRequest, pass_on
 from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
@@ -163,30 +159,16 @@ class PassEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to its end."""
-        if scope.get("http_version") == "1.0":
-            send = send_whole(send)
-        try:
-            check_header_size(scope)
-            connection = HTTPConnection(scope)
-            tenant = self._access.identify(connection)
-            body = await read_body(scope, receive, self._limits.body_bytes, self._limits.body_timeout_s)
-            async with Client(receive, send, self._limits.write_timeout_s) as client:
-                headers = connection.headers
-                rules = self._access.rules_of(tenant, "")
-                caller = make_caller(headers, tenant, rules, self._access)
-                if self._form == "multipart":
-                    await self._passing.pass_form(self._path, body, headers, caller, client)
-                else:
-                    value = without_internal(await parse(body), rules.client_fields)
-                    await self._passing.pass_object(self._path, value, headers, caller, client)
-        except (ClientStalled, AnswerBroken):
-            cut_connection(scope)
-        except ClientGone:
-            pass
-        except ApiError as error:
-            await send_error(send, error, f"req-{uuid.uuid4().hex}")
-        except GenerationFailed as failure:
-            await send_error(send, from_generation(failure), f"req-{uuid.uuid4().hex}")
+        await hold_exchange(scope, receive, send, self._access, self._limits, self._serve)
+
+    async def _serve(self, asked: Asked) -> None:
+        rules = self._access.rules_of(asked.tenant, "")
+        caller = self._access.make_caller(asked, rules)
+        if self._form == "multipart":
+            await self._passing.pass_form(self._path, asked.body, asked.headers, caller, asked.client)
+        else:
+            value = without_internal(await parse(asked.body), rules.client_fields)
+            await self._passing.pass_object(self._path, value, asked.headers, caller, asked.client)
 
 
 def pass_routes(passing: Passing, access: Access, limits: Limits) -> list[Route]:

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from gateway.api.endpoint import Access
+from gateway.api.exchange import Access
 from gateway.api.gate import Gate
 from gateway.api.identify import Identify, identify_anyone
 from gateway.control.limits.admission import Queues

@@ -10,7 +10,7 @@ import pytest
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
 from gateway.api.door import Door
-from gateway.api.endpoint import Limits
+from gateway.api.exchange import Limits
 from gateway.text.model import ServedModel, load_model
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.server import AppServer

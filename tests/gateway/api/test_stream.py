@@ -10,7 +10,7 @@ import pytest
 
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
-from gateway.api.endpoint import Limits
+from gateway.api.exchange import Limits
 from gateway.failure import GenerationFailed
 from gateway.relay.types import Finish, KeepAlive, Tokens
 from gateway.text.model import ServedModel
@@ -274,14 +274,6 @@ async def test_ambiguous_framing(server: AppServer, generator: ScriptedGenerator
         async with asyncio.timeout(10):
             await connection.reader.read()
     assert generator.answers == []
-
-
-async def test_large_headers(server: AppServer) -> None:
-    """Headers out of proportion are refused."""
-    async with connect(server) as connection:
-        await connection.post(PATH, CHAT, headers=f"x-a: {'a' * 40_000}\r\nx-b: {'b' * 40_000}\r\n")
-        status, _, body = await connection.read_json()
-        assert (status, body["error"]["code"]) == (431, "headers_too_large")
 
 
 async def test_body_that_does_not_arrive(state: ApiState, generator: ScriptedGenerator) -> None:

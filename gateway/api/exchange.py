@@ -1,0 +1,122 @@
+"""One exchange with a client: who asks and what, and what it is told when its answer does not come."""
+
+import asyncio
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.requests import HTTPConnection
+from starlette.types import Receive, Scope, Send
+
+from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
+from gateway.api.client import Client, send_whole
+from gateway.api.edge import cut_connection
+from gateway.api.errors import ApiError, error_messages, from_generation
+from gateway.api.gate import RANKS, Gate
+from gateway.api.identify import Identify
+from gateway.api.job import Caller
+from gateway.api.passing import AnswerBroken
+from gateway.control.tenants.salts import Salts
+from gateway.failure import GenerationFailed
+from policies.rules import Rules
+
+INLINE_BODY_BYTES = 256 << 10
+HINT = re.compile(r"[0-9]{1,7}")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may ask of the gateway's edge."""
+
+    body_bytes: int = 32 << 20
+    body_timeout_s: float = 120.0
+    write_timeout_s: float = 60.0
+    """A client that takes no bytes for so long is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may ask, under which rules, and when."""
+
+    identify: Identify
+    rules_of: Callable[[str, str], Rules]
+    """Return the rules in force for a tenant's request or session, named by a key. Raises GenerationFailed."""
+    salts: Salts
+    gate: Gate
+    shows_plans: bool = False
+    """Whether answers tell how they were made, whatever the rules say."""
+
+    def make_caller(self, asked: "Asked", rules: Rules) -> Caller:
+        """Return who asks, under which rules, and what the headers say."""
+        headers = asked.headers
+        debug = rules.debug or self.shows_plans
+        hint = headers.get("x-pdd-output-tokens", "")
+        return Caller(
+            tenant=asked.tenant,
+            rules=rules,
+            cache_salt=self.salts.of(asked.tenant, rules.cache.group),
+            priority=RANKS[rules.priority],
+            debug=debug,
+            traced=debug and headers.get("x-pdd-trace") == "1",
+            output_hint_tokens=int(hint) if HINT.fullmatch(hint) else None,
+        )
+
+
+@dataclass(slots=True)
+class Reply:
+    """Where errors go, and the request's name on them. Whoever answers may give it a better name."""
+
+    send: Send
+    request_id: str
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error."""
+        for message in error_messages(error, [(b"x-request-id", self.request_id.encode())]):
+            await self.send(message)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that came whole, and from whom."""
+
+    tenant: str
+    headers: Headers
+    body: bytes
+    client: Client
+    reply: Reply
+
+
+async def hold_exchange(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    access: Access,
+    limits: Limits,
+    answer: Callable[[Asked], Awaitable[None]],
+) -> None:
+    """Take a request, let ``answer`` serve it to its end, and tell the client what it raises.
+
+    ``answer`` may raise ApiError and GenerationFailed while nothing was sent, and AnswerBroken after that.
+    """
+    reply = Reply(send_whole(send) if scope.get("http_version") == "1.0" else send, f"req-{uuid.uuid4().hex}")
+    try:
+        connection = HTTPConnection(scope)
+        tenant = access.identify(connection)
+        body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s)
+        async with Client(receive, reply.send, limits.write_timeout_s) as client:
+            await answer(Asked(tenant, connection.headers, body, client, reply))
+    except (ClientStalled, AnswerBroken):
+        cut_connection(scope)
+    except ClientGone:
+        pass
+    except ApiError as error:
+        await reply.fail(error)
+    except GenerationFailed as failure:
+        await reply.fail(from_generation(failure))
+
+
+async def parse(body: bytes) -> JsonObject:
+    """Parse a body; a large one beside the event loop, which then waits for no more than one step of it."""
+    return parse_object(body) if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(parse_object, body)
