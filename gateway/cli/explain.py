@@ -6,8 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gateway.api.body import parse_object
 from gateway.app import Gateway
-from gateway.cli.observe import add_config, open_observer, prepare_file, print_json, read_file, run_to_end
+from gateway.cli.observe import (
+    TENANT,
+    add_config,
+    add_tenant,
+    open_observer,
+    prepare,
+    print_json,
+    read_file,
+    run_to_end,
+)
 from gateway.control.fleet.learning import Learning
 from gateway.settings import Settings, load_settings
 from policies.explain import explain_decision
@@ -19,6 +29,7 @@ from policies.types import Alignment, SingularUse
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     add_config(parser)
+    add_tenant(parser)
     parser.add_argument(
         "--request",
         required=True,
@@ -34,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def ask(settings: Settings, body: bytes) -> dict[str, Any]:
         async with open_observer(settings) as gateway:
-            return await explain(gateway, body)
+            return await explain(gateway, body, args.tenant)
 
     def show(explained: dict[str, Any]) -> None:
         if args.json:
@@ -70,12 +81,16 @@ class Unspent(Learning):
         return self._learning.expected_output(model, tenant, max_tokens, hint_tokens, rules)
 
 
-async def explain(gateway: Gateway, body: bytes) -> dict[str, Any]:
-    """Decide a request as the gateway would, see ``explain_decision``. Raises ApiError and GenerationFailed."""
-    job = await prepare_file(gateway, body)
+async def explain(gateway: Gateway, body: bytes, tenant: str = TENANT) -> dict[str, Any]:
+    """Decide a tenant's request as the gateway would, see ``explain_decision``.
+
+    Raises ApiError, CannotInspect and GenerationFailed.
+    """
+    job = await prepare(gateway, parse_object(body), len(body), tenant)
     service = replace(gateway.service, learning=Unspent(gateway.service.learning))
     request = job.requests[0]
-    return explain_decision(service.decide(request, gateway.rulebook.of(request.tenant)))
+    rules = request.rules or gateway.rulebook.of(request.tenant)
+    return explain_decision(service.decide(request, rules))
 
 
 def describe(explained: dict[str, Any]) -> Iterator[str]:

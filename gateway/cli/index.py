@@ -13,7 +13,16 @@ from rich.table import Table
 from gateway.api.body import JsonObject, parse_object
 from gateway.api.errors import ApiError
 from gateway.app import Gateway
-from gateway.cli.observe import CannotInspect, add_config, open_observer, prepare, print_json, read_file, run_to_end
+from gateway.cli.observe import (
+    CannotInspect,
+    add_config,
+    add_tenant,
+    open_observer,
+    prepare,
+    print_json,
+    read_file,
+    run_to_end,
+)
 from gateway.index.shared import RedisIndex
 from gateway.settings import Settings, load_settings
 
@@ -27,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(stats)
     lookup = actions.add_parser("lookup", help="how much of a prompt each instance has cached")
     add_config(lookup)
+    add_tenant(lookup)
     lookup.add_argument("--model", required=True, metavar="NAME", help="one of the configuration's models")
     lookup.add_argument("--prompt", required=True, type=Path, metavar="FILE", help="a text, or a request body in JSON")
 
@@ -36,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def ask(settings: Settings, body: bytes | None) -> dict[str, Any]:
         async with open_observer(settings) as gateway:
-            return await find_stats(gateway) if body is None else await look_up(gateway, args.model, body)
+            return await find_stats(gateway) if body is None else await look_up(gateway, args.model, body, args.tenant)
 
     def work() -> Coroutine[None, None, dict[str, Any]]:
         return ask(load_settings(args.config), read_file(args.prompt) if args.action == "lookup" else None)
@@ -58,11 +68,15 @@ async def find_stats(gateway: Gateway) -> dict[str, Any]:
     return {"instances": found | away}
 
 
-async def look_up(gateway: Gateway, model: str, body: bytes) -> dict[str, Any]:
-    """Return ``prompt_tokens`` and, by instance, the hit of a prompt and its age. Raises ApiError and CannotInspect."""
-    job = await prepare(gateway, as_request(body) | {"model": model}, len(body))
-    prompt = job.prompts[0]
-    hits = {name: msgspec.to_builtins(hit) for name, hit in sorted(gateway.index.lookup(model, prompt).items())}
+async def look_up(gateway: Gateway, model: str, body: bytes, tenant: str) -> dict[str, Any]:
+    """Return ``prompt_tokens`` and, by instance, the hit of a tenant's prompt and its age.
+
+    Raises ApiError, CannotInspect and GenerationFailed.
+    """
+    request = (await prepare(gateway, as_request(body) | {"model": model}, len(body), tenant)).requests[0]
+    prompt = request.prompt
+    found = gateway.index.lookup(request.model, prompt, request.cache_salt)
+    hits = {name: msgspec.to_builtins(hit) for name, hit in sorted(found.items())}
     stats = (await find_stats(gateway))["instances"]
     return {
         "prompt_tokens": len(prompt),

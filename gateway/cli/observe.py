@@ -11,17 +11,21 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 from redis.exceptions import RedisError
+from starlette.datastructures import Headers
 
-from gateway.api.body import JsonObject, parse_object
+from gateway.api.body import JsonObject
 from gateway.api.chat import prepare_chat
+from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
+from gateway.api.endpoint import make_caller
 from gateway.api.errors import ApiError
-from gateway.api.job import Caller, Job
+from gateway.api.job import Job
 from gateway.api.models import Models
 from gateway.app import Gateway
 from gateway.control.documents.live import Refused
 from gateway.control.documents.rulebook import RULES
 from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.tenants.book import TENANT_KIND, TenantBook
 from gateway.failure import GenerationFailed
 from gateway.fleet_settings import BadSettings
 from gateway.index.memory import MemoryIndex
@@ -47,6 +51,16 @@ def add_config(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, default=Path("gateway.yaml"), metavar="FILE", help="the gateway's (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def add_tenant(parser: argparse.ArgumentParser) -> None:
+    """Declare whose request it is."""
+    parser.add_argument(
+        "--tenant",
+        default=TENANT,
+        metavar="ID",
+        help="whose request it is: the tenant's rules and cache salt count (default: %(default)s)",
+    )
 
 
 def run_to_end(name: str, work: Callable[[], Coroutine[None, None, T]], show: Callable[[T], None]) -> int:
@@ -100,6 +114,8 @@ async def _read_documents(gateway: Gateway, redis_url: str) -> None:
             store = DocumentStore(client)
             gateway.topology.apply(await store.all_of(TOPOLOGY))
             gateway.rulebook.apply(await store.all_of(RULES))
+            if gateway.tenancy.book is not None:
+                gateway.tenancy.book.apply(await store.all_of(TENANT_KIND))
     except Refused as error:
         raise CannotInspect(f"the live documents do not fit: {error}") from None
     except (RedisError, OSError) as error:
@@ -125,20 +141,32 @@ def read_file(path: Path) -> bytes:
         raise CannotInspect(f"cannot read {path}: {error.strerror}") from None
 
 
-async def prepare_file(gateway: Gateway, body: bytes) -> Job:
-    """Make a request body ready exactly as the API does. Raises ApiError."""
-    return await prepare(gateway, parse_object(body), len(body))
+async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: str) -> Job:
+    """Make a tenant's parsed body ready as the API does; its fields tell which endpoint it is for.
 
-
-async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int) -> Job:
-    """Make a parsed body ready; its fields tell which endpoint it is for. Raises ApiError and CannotInspect."""
+    Raises ApiError, CannotInspect and GenerationFailed.
+    """
+    check_tenant(gateway.tenancy.book, tenant)
     models = Models(gateway.served, created=0)
-    caller = Caller(TENANT, cache_salt=gateway.tenancy.access.salts.of(TENANT))
+    access, session = gateway.tenancy.access, value.get("prompt_cache_key")
+    rules = access.rules_of(tenant, session if isinstance(session, str) else "")
+    caller = make_caller(Headers(), tenant, rules, access)
+    value = without_internal(value, rules.client_fields)
     if "messages" in value:
         return await prepare_chat(value, size_bytes, models, caller)
     if "prompt" in value:
         return await prepare_completion(value, size_bytes, models, caller)
     raise CannotInspect("the request has neither messages nor a prompt")
+
+
+def check_tenant(book: TenantBook | None, tenant: str) -> None:
+    """Refuse a tenant of whom no request could come. Raises CannotInspect."""
+    if tenant == TENANT:
+        return
+    if book is None:
+        raise CannotInspect(f"tenant {tenant}: no keys are asked for (see auth), so all requests are {TENANT}'s")
+    if tenant not in book.tenants:
+        raise CannotInspect(f"tenant {tenant} does not exist")
 
 
 def print_json(value: Any) -> None:

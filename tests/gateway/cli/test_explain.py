@@ -9,6 +9,7 @@ from backends.kv_subscriber import EventSource
 from gateway.api.errors import ApiError
 from gateway.cli.explain import describe, explain
 from gateway.cli.observe import CannotInspect
+from gateway.control.tenants.salts import Salts
 from gateway.failure import GenerationFailed
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
@@ -16,6 +17,7 @@ from tests.valkey import run_valkey
 
 COLD = {"p1": 0, "rld1": 0, "md1": 0}
 PROMPT = [index % 500 for index in range(4100)]
+SECRET = "0123456789abcdef0123"
 EAGER = {"singular": {"min_uncached_tokens": 2000}}
 
 
@@ -173,6 +175,42 @@ async def test_live_rules_and_topology_hold(fleet: Fleet, capsys: pytest.Capture
         assert await pdd("pool", "drain", "rld1", "--redis", url) == 0
         assert await pdd("explain", "--config", config, "--request", request) == 1
         assert "draining" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+async def test_a_tenants_rules_and_salt_count(
+    fleet: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's request is decided under the tenant's rules and models, with its salt, which is never told."""
+    monkeypatch.setenv("PDD_SECRET", SECRET)
+    request = await fleet.put("request.json", body(model="short"))
+    rules = await fleet.put("rules.yaml", f"regions: [a]\nmodels: {{aliases: {{short: {MODEL}}}}}".encode())
+    async with run_valkey() as url:
+        config = await fleet.write(redis_url=url, auth={"secret_env": "PDD_SECRET"})
+
+        async def ask(tenant: str) -> tuple[int, str, str]:
+            status = await pdd("explain", "--config", config, "--request", request, "--json", "--tenant", tenant)
+            return status, *capsys.readouterr()
+
+        assert (await ask("acme"))[::2] == (1, "pdd explain: tenant acme does not exist\n")
+        assert await pdd("tenant", "add", "acme", "--redis", url) == 0
+        assert await pdd("rules", "set", rules, "--tenant", "acme", "--redis", url) == 0
+        capsys.readouterr()
+        status, told, _ = await ask("acme")
+        assert (status, json.loads(told)["reason"]) == (0, "region_pinned")
+        facts = json.loads(told)["facts"]
+        assert (facts["tenant"], facts["model"], facts["salted"]) == ("acme", MODEL, True)
+        assert Salts(SECRET.encode()).of("acme") not in told  # type: ignore[operator]
+        status, _, why = await ask("default")
+        assert (status, why) == (1, "pdd explain: model: The model 'short' does not exist.\n")
+
+
+async def test_without_keys_there_is_one_tenant(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no keys are asked for no other tenant's request can come, so none is explained."""
+    request = await fleet.put("request.json", body())
+    config = await fleet.write()
+    assert await pdd("explain", "--config", config, "--request", request, "--tenant", "acme") == 1
+    assert "tenant acme: no keys are asked for" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """``pdd index``: what is known of each cache, from events, from routing, and after the fact."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -7,10 +8,15 @@ import pytest
 import redis.asyncio
 
 from backends.hashing import chain_seed, hash_blocks
-from gateway.cli.index import as_request
+from gateway.app import Gateway
+from gateway.cli.index import as_request, look_up
 from gateway.cli.observe import CannotInspect
+from gateway.control.documents.store import Document
+from gateway.control.tenants.book import TENANT_KIND
+from gateway.index.memory import MemoryIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import InstanceSpec
+from gateway.settings import parse_settings
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import run_publisher, stored
 from tests.valkey import run_valkey
@@ -48,6 +54,25 @@ async def test_engines_are_listened_to(fleet: Fleet, capsys: pytest.CaptureFixtu
     rows = {cells[1]: cells[3:-1:2] for cells in map(str.split, capsys.readouterr().out.splitlines()) if len(cells) > 5}
     assert rows["md1"][:5] == [MODEL, "yes", "no", "10", "0"]
     assert rows["rld1"][0] == "not"
+
+
+async def test_a_tenants_prompt_is_looked_up_under_its_salt(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cached under a tenant's salt is found for that tenant only, and the salt is not told."""
+    monkeypatch.setenv("PDD_SECRET", "0123456789abcdef0123")
+    settings = parse_settings(fleet.settings(auth={"secret_env": "PDD_SECRET"}))
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode()
+    async with await asyncio.to_thread(Gateway, settings, MemoryIndex()) as gateway:
+        assert gateway.tenancy.book is not None
+        gateway.tenancy.book.apply([Document(TENANT_KIND, name, 1, 1, 0, "", "{}") for name in ("acme", "other")])
+        salt = gateway.tenancy.access.salts.of("acme")
+        gateway.index.note_routed("md1", MODEL, PROMPT, salt)
+        found = {name: await look_up(gateway, MODEL, body, name) for name in ("acme", "other", "default")}
+    assert {name: one["instances"]["md1"]["tokens"] for name, one in found.items()} == {
+        "acme": 192,
+        "other": 0,
+        "default": 0,
+    }
+    assert str(salt) not in json.dumps(found)
 
 
 async def share(url: str, tokens: int) -> None:
