@@ -13,6 +13,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "pool": ("gateway.cli.pool", "add, drain and remove engines and links while gateways run"),
     "tenant": ("gateway.cli.tenant", "add, list, disable and enable tenants"),
     "key": ("gateway.cli.key", "create, revoke and list the API keys of tenants"),
+    "audit": ("gateway.cli.audit", "show who changed rules, engines, tenants and keys, and when"),
     "usage": ("gateway.cli.usage", "show what tenants have used"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),

@@ -5,6 +5,7 @@ import asyncio
 import getpass
 import os
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -135,6 +136,11 @@ async def wait_applied(store: DocumentStore, document: Document, within_s: float
             behind = [f"not applied by {describe_process(ack)}: it is at revision {ack.revision}" for ack in late]
             return [ack for ack in applied if ack.process not in refused], [*refused.values(), *behind]
         await asyncio.sleep(LOOK_PAUSE_S)
+
+
+def describe_moment(at_ms: int) -> str:
+    """Write a time, given in Unix milliseconds, as it is here."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
 
 
 def describe_process(ack: Ack) -> str:

@@ -6,7 +6,6 @@ import difflib
 import os
 import shlex
 import tempfile
-import time
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from gateway.cli.operate import (
     add_change,
     add_place,
     announce,
+    describe_moment,
     describe_refusal,
     find_author,
     find_url,
@@ -89,14 +89,14 @@ async def print_document(store: DocumentStore, args: argparse.Namespace) -> None
         print(to_yaml(msgspec.to_builtins(book.of(args.tenant))), end="")
         return
     document = await find(store, args)
-    print(f"# version {document.version}, by {document.author}, {_moment(document)}")
+    print(f"# version {document.version}, by {document.author}, {describe_moment(document.at_ms)}")
     print(to_yaml(document.value), end="")
 
 
 async def list_documents(store: DocumentStore, args: argparse.Namespace) -> None:
     """Print a line for each document."""
     for document in await store.all_of(RULES):
-        print(f"{document.name}  version {document.version}, by {document.author}, {_moment(document)}")
+        print(f"{document.name}  version {document.version}, by {document.author}, {describe_moment(document.at_ms)}")
 
 
 async def set_document(store: DocumentStore, args: argparse.Namespace) -> None:
@@ -186,7 +186,8 @@ async def compare(store: DocumentStore, args: argparse.Namespace) -> None:
 async def print_history(store: DocumentStore, args: argparse.Namespace) -> None:
     """Print a line for each version, newest first."""
     for document in await store.history(RULES, args.tenant):
-        print(f"{document.version}  {_moment(document)}  {document.author}{'  deleted' if document.deleted else ''}")
+        end = "  deleted" if document.deleted else ""
+        print(f"{document.version}  {describe_moment(document.at_ms)}  {document.author}{end}")
 
 
 async def roll_back(store: DocumentStore, args: argparse.Namespace) -> None:
@@ -213,7 +214,7 @@ async def follow_changes(store: DocumentStore, seen: Changes, pause_s: float = 0
         for one in sorted(news.documents, key=lambda one: one.revision):
             if old.get(one.key) != one:
                 verb = "deleted" if one.deleted else "set"
-                yield f"{_moment(one)}  {one.name} {verb}, version {one.version}, by {one.author}"
+                yield f"{describe_moment(one.at_ms)}  {one.name} {verb}, version {one.version}, by {one.author}"
         refused = {describe_refusal(ack, one) for ack in living for one in ack.refusals if RULES in one.kinds}
         for line in sorted(refused - told):
             yield line
@@ -262,10 +263,6 @@ def _write_temporary(text: str) -> Path:
     with tempfile.NamedTemporaryFile("w", prefix="pdd-rules-", suffix=".yaml", delete=False) as file:
         file.write(text)
     return Path(file.name)
-
-
-def _moment(document: Document) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(document.at_ms / 1000))
 
 
 def _diff(old: str, new: str, old_name: str, new_name: str) -> list[str]:

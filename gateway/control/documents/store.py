@@ -178,9 +178,13 @@ class DocumentStore:
         packed: Any = await self.client.lrange(self._history(kind, name), 0, count - 1)
         return [_unpack(kind, name, one) for one in packed]
 
-    async def audit(self, count: int = 100) -> list[AuditEntry]:
-        """Return the newest changes of all documents, newest first."""
-        found: Any = await self.client.xrevrange(self._key("audit"), count=count)
+    async def audit(self, count: int = 100, since_s: float | None = None) -> list[AuditEntry]:
+        """Return the newest changes of all documents, newest first; those of the last ``since_s`` seconds alone."""
+        first = "-"
+        if since_s is not None:
+            seconds, micros = await self.client.time()
+            first = str(max(0, int((seconds + micros / 1e6 - since_s) * 1000)))
+        found: Any = await self.client.xrevrange(self._key("audit"), min=first, count=count)
         entries = ({name.decode(): value.decode() for name, value in fields.items()} for _, fields in found)
         return [msgspec.convert(entry, AuditEntry, strict=False) for entry in entries]
 
