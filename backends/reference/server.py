@@ -1,10 +1,9 @@
 """The engine's HTTP API. The completion endpoint is plain ASGI, so that a closed connection is seen at once."""
 
 import asyncio
-import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,17 +60,8 @@ class Server:
         self._metrics = metrics
         self._served = served
 
-    def app(self, on_start: Callable[[], None] | None = None) -> Starlette:
-        """The ASGI application; its lifespan starts and stops the engine."""
-
-        @contextlib.asynccontextmanager
-        async def lifespan(_: Starlette) -> AsyncIterator[None]:
-            self._engine.start()
-            if on_start is not None:
-                on_start()
-            yield
-            await self._engine.aclose()
-
+    def app(self) -> Starlette:
+        """The ASGI application; the engine is started and stopped by whoever serves it."""
         return Starlette(
             routes=[
                 Route("/v1/completions", _Completions(self.complete), methods=["POST"]),
@@ -84,7 +74,6 @@ class Server:
                 Route("/metrics", self.metrics),
             ],
             exception_handlers={BadRequest: _bad_request, HTTPException: _http_error},
-            lifespan=lifespan,
         )
 
     async def complete(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,5 @@
 """Puts an engine process together and runs it."""
 
-import asyncio
-import contextlib
-import ctypes
 import gc
 import logging
 import os
@@ -10,14 +7,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import transformers
-import uvicorn
 import uvloop
 
+from backends.lifetime import die_with_parent
 from backends.reference.blocks import BlockPool
 from backends.reference.core import Engine
 from backends.reference.events import EventPublisher, EventSettings
@@ -32,13 +29,8 @@ from backends.reference.server import Served, Server
 from backends.reference.settings import EngineSettings
 from backends.reference.stepper import Stepper
 from backends.reference.text import Text
-
-logger = logging.getLogger(__name__)
-
-PR_SET_PDEATHSIG = 1
-STOP_TIMEOUT_S = 2
-KEEP_ALIVE_S = 75
-"""Longer than clients keep idle connections, so that they, not we, close them."""
+from backends.serving import CannotListen, bind
+from backends.serving import serve as serve_app
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +60,16 @@ def choose_size(settings: EngineSettings, shape: ModelShape) -> Size:
 def serve(settings: EngineSettings) -> int:
     """Run until SIGTERM or SIGINT; the exit status."""
     if settings.die_with_parent:
-        _die_with_parent()
+        die_with_parent(signal.SIGTERM, parent_pid=os.getppid())
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(name)s %(message)s")
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(settings.threads)
     try:
-        listener = _listen(settings.host, settings.port)
+        listener = bind(settings.host, settings.port)
         shape = read_shape(settings.model, settings.dtype)
         size = choose_size(settings, shape)
         runner = ModelRunner(settings.model, shape, size.blocks, settings.block_size_tokens)
-    except (OSError, ValueError, UnsupportedModel) as error:
+    except (CannotListen, OSError, ValueError, UnsupportedModel) as error:
         print(f"pdd engine: {error}", file=sys.stderr)  # noqa: T201 (a command's message)
         return 2
     store = None
@@ -110,12 +102,9 @@ async def _serve(
     text: Text,
     listener: socket.socket,
 ) -> int:
-    pool = BlockPool(size.blocks, settings.block_size_tokens)
-    limits = Limits(
-        step_tokens=settings.step_tokens,
-        running_sequences=settings.max_sequences,
-        store_chunk_tokens=settings.kv_chunk_tokens if store is not None else 0,
-        min_fetch_tokens=settings.kv_min_fetch_tokens,
+    publisher = EventPublisher(
+        EventSettings(settings.kv_events_host, settings.kv_events_port, settings.kv_events_replay_port),
+        settings.block_size_tokens,
     )
     metrics = Metrics(
         settings.served_model_name,
@@ -125,20 +114,7 @@ async def _serve(
     )
     if store is not None:
         metrics.follow_store(lambda: store.failures)
-    publisher = EventPublisher(
-        EventSettings(settings.kv_events_host, settings.kv_events_port, settings.kv_events_replay_port),
-        settings.block_size_tokens,
-    )
-    engine = Engine(
-        stepper,
-        pool,
-        Scheduler(pool, limits),
-        role=settings.role,
-        context_tokens=size.context_tokens,
-        metrics=metrics,
-        publisher=publisher,
-        store=store,
-    )
+    engine = _make_engine(settings, size, stepper, store, metrics, publisher)
     served = Served(
         settings.served_model_name,
         size.context_tokens,
@@ -148,52 +124,39 @@ async def _serve(
         stored_timeout_s=10 * settings.kv_timeout_s,
         event_source=publisher.source,
     )
-    host, port = listener.getsockname()[:2]
-
-    def announce() -> None:
-        publisher.start()
-        print(f"listening on http://{host}:{port}", flush=True)  # noqa: T201 (parents read it)
-
-    app = Server(engine, text, metrics, served).app(announce)
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=STOP_TIMEOUT_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        loop="none",
-    )
-    server = _Server(config)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, server.stop)
-    await server.serve(sockets=[listener])
+    engine.start()
+    publisher.start()
+    await serve_app(Server(engine, text, metrics, served).app(), listener, on_stop=lambda: None)
+    await engine.aclose()
     await publisher.aclose()
     return 0
 
 
-class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn would raise them again after it stopped, and the exit status would tell of them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def stop(self) -> None:
-        """End running requests and leave; a second signal does not wait for them."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host.strip("[]"), port))
-    except OSError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    listener.listen(1024)
-    return listener
+def _make_engine(
+    settings: EngineSettings,
+    size: Size,
+    stepper: Stepper,
+    store: KvStore | None,
+    metrics: Metrics,
+    publisher: EventPublisher,
+) -> Engine:
+    pool = BlockPool(size.blocks, settings.block_size_tokens)
+    limits = Limits(
+        step_tokens=settings.step_tokens,
+        running_sequences=settings.max_sequences,
+        store_chunk_tokens=settings.kv_chunk_tokens if store is not None else 0,
+        min_fetch_tokens=settings.kv_min_fetch_tokens,
+    )
+    return Engine(
+        stepper,
+        pool,
+        Scheduler(pool, limits),
+        role=settings.role,
+        context_tokens=size.context_tokens,
+        metrics=metrics,
+        publisher=publisher,
+        store=store,
+    )
 
 
 def _warm_up(stepper: Stepper, block_size_tokens: int) -> None:
@@ -202,12 +165,3 @@ def _warm_up(stepper: Stepper, block_size_tokens: int) -> None:
     works: Sequence[Work] = [Work(sequence, 0, 2, samples=True), Work(sequence, 1, 1, samples=True)]
     for work in works:
         stepper.step([work])
-
-
-def _die_with_parent() -> None:
-    """Ask Linux for SIGTERM when the parent ends; elsewhere nothing happens."""
-    if sys.platform.startswith("linux"):
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent or parent == 1:
-            os.kill(os.getpid(), signal.SIGTERM)

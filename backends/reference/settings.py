@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from backends.serving import parse_listen
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -59,9 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def to_settings(args: argparse.Namespace) -> EngineSettings:
     """Checked settings. Raises ValueError with a message for the user."""
-    host, _, port = args.listen.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"--listen {args.listen}: expected HOST:PORT")
+    try:
+        host, port = parse_listen(args.listen)
+    except ValueError as error:
+        raise ValueError(f"--listen: {error}") from None
     if not (args.model / "config.json").is_file():
         raise ValueError(f"--model {args.model}: no config.json there")
     if args.kv_chunk % args.block_size:
@@ -70,7 +73,7 @@ def to_settings(args: argparse.Namespace) -> EngineSettings:
         role=args.role,
         model=args.model,
         host=host,
-        port=int(port),
+        port=port,
         served_model_name=args.served_model_name or args.model.resolve().name,
         kv_store=args.kv_store,
         kv_chunk_tokens=args.kv_chunk,
