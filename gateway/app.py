@@ -228,7 +228,7 @@ class Gateway:
         return {} if self.live is None else await self.live.describe(RULES, TOPOLOGY)
 
     def _follow_documents(self, redis_url: str) -> LiveDocuments:
-        refused = self.metrics.documents_refused
+        refused = self.metrics.shared.documents_refused
         return LiveDocuments(redis_url, on_refusal=lambda refusal: refused.labels("/".join(refusal.kinds)).inc())
 
     def _render_metrics(self) -> tuple[bytes, str]:
@@ -243,15 +243,15 @@ class Gateway:
             for one in self.pools.instances
         }
         for upstream in self.passing.servers.upstreams:
-            self.metrics.upstream_up.labels(upstream.id).set(upstream.reachable)
-            self.metrics.upstream_requests.labels(upstream.id).set(upstream.in_flight)
+            self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
+            self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)
         if self.ledger is not None:
-            self.metrics.redis_up.set(self.ledger.up)
-            self.metrics.gateways.set(self.ledger.peers + 1)
+            self.metrics.shared.redis_up.set(self.ledger.up)
+            self.metrics.shared.gateways.set(self.ledger.peers + 1)
         if self.live is not None:
-            self.metrics.documents_revision.set(self.live.revision)
+            self.metrics.shared.documents_revision.set(self.live.revision)
             if self.live.contact_age_s is not None:
-                self.metrics.documents_age.set(self.live.contact_age_s)
+                self.metrics.shared.documents_age.set(self.live.contact_age_s)
         self.metrics.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST

@@ -85,7 +85,7 @@ class Tenancy:
 
     def show_metrics(self) -> None:
         """Bring the gauges up to date."""
-        self._metrics.limits_local.set(self.limits.is_local)
+        self._metrics.shared.limits_local.set(self.limits.is_local)
         self._metrics.waiting.set(self.queues.waiting)
 
     def _make_identify(self, auth: AuthSettings) -> Identify:

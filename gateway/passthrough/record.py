@@ -33,7 +33,7 @@ class PassRecord:
         """The answer begins."""
         self._outcome = "client_gone"
         ttfb_s = self._timeline.clock() - self._timeline.started_s
-        self._metrics.passed_first_byte.labels(self._path).observe(ttfb_s)
+        self._metrics.passed.first_byte.labels(self._path).observe(ttfb_s)
         self._timeline.summary["first_byte_s"] = round(ttfb_s, 6)
 
     def finished(self) -> None:
@@ -59,4 +59,4 @@ class PassRecord:
             completion_tokens=self.usage.completion_tokens,
         )
         self._metrics.in_flight.labels(self._timeline.model).dec()
-        self._metrics.passed.labels(self._server, self._path, self._outcome).inc()
+        self._metrics.passed.requests.labels(self._server, self._path, self._outcome).inc()

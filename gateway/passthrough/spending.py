@@ -50,8 +50,8 @@ class Spending:
             self._timeline.summary.update(
                 prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens, cost_usd=usage.cost_usd
             )
-            self._metrics.external_tokens.labels(self._provider_model, "prompt").inc(usage.prompt_tokens)
-            self._metrics.external_tokens.labels(self._provider_model, "completion").inc(usage.completion_tokens)
-            self._metrics.external_cost.labels(self._provider_model).inc(usage.cost_usd or 0.0)
+            self._metrics.passed.external_tokens.labels(self._provider_model, "prompt").inc(usage.prompt_tokens)
+            self._metrics.passed.external_tokens.labels(self._provider_model, "completion").inc(usage.completion_tokens)
+            self._metrics.passed.external_cost.labels(self._provider_model).inc(usage.cost_usd or 0.0)
         self._metrics.in_flight.labels(model).dec()
         self._metrics.requests.labels(model, PLAN, self._outcome).inc()

@@ -7,11 +7,64 @@ from gateway.telemetry.instances import InstanceGauges
 SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
 
 
+class PassedMetrics:
+    """Of the requests that others answer: upstreams as they are, and external providers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "pdd_passed_requests",
+            "Requests that were passed on, by the server they ended at",
+            ["server", "path", "outcome"],
+            registry=registry,
+        )
+        self.first_byte = Histogram(
+            "pdd_passed_first_byte_seconds",
+            "Admission to the first byte of a passed answer",
+            ["path"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.external_tokens = Counter(
+            "pdd_external_tokens", "Tokens that external providers took and gave", ["model", "kind"], registry=registry
+        )
+        self.external_cost = Counter(
+            "pdd_external_cost_usd", "What external providers' answers cost", ["model"], registry=registry
+        )
+        self.upstream_up = Gauge("pdd_upstream_up", "Whether an upstream answers", ["upstream"], registry=registry)
+        self.upstream_requests = Gauge(
+            "pdd_upstream_requests", "This process's requests at an upstream", ["upstream"], registry=registry
+        )
+
+
+class SharedMetrics:
+    """Of the state that all gateway processes share."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.limits_local = Gauge(
+            "pdd_limits_local", "Whether limits are held by this process alone, at its share", registry=registry
+        )
+        self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
+        self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
+        self.documents_revision = Gauge(
+            "pdd_documents_revision", "Revision of rules, topology and tenants that is in force here", registry=registry
+        )
+        self.documents_age = Gauge(
+            "pdd_documents_age_seconds", "Time since that could last be compared with Redis", registry=registry
+        )
+        self.documents_refused = Counter(
+            "pdd_documents_refused", "Sets of documents that this process could not apply", ["kinds"], registry=registry
+        )
+
+
 class Metrics:
     """One registry for one gateway."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
+        self.instances = InstanceGauges()
+        registry.register(self.instances)
+        self.passed = PassedMetrics(registry)
+        self.shared = SharedMetrics(registry)
         self.requests = Counter(
             "pdd_requests", "Answers by plan and how they ended", ["model", "plan", "outcome"], registry=registry
         )
@@ -43,8 +96,6 @@ class Metrics:
             "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
         )
         self.in_flight = Gauge("pdd_requests_in_flight", "Answers that are running", ["model"], registry=registry)
-        self.instances = InstanceGauges()
-        registry.register(self.instances)
         self.canaries = Counter(
             "pdd_canaries", "Checks of a P and a decode instance by what came of them", ["result"], registry=registry
         )
@@ -52,46 +103,8 @@ class Metrics:
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
-        self.limits_local = Gauge(
-            "pdd_limits_local", "Whether limits are held by this process alone, at its share", registry=registry
-        )
-        self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
-        self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
-        self.documents_revision = Gauge(
-            "pdd_documents_revision", "Revision of rules, topology and tenants that is in force here", registry=registry
-        )
-        self.documents_age = Gauge(
-            "pdd_documents_age_seconds", "Time since that could last be compared with Redis", registry=registry
-        )
-        self.documents_refused = Counter(
-            "pdd_documents_refused", "Sets of documents that this process could not apply", ["kinds"], registry=registry
-        )
         self.aligning = Gauge(
             "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
-        )
-
-        self.passed = Counter(
-            "pdd_passed_requests",
-            "Requests that were passed on, by the server they ended at",
-            ["server", "path", "outcome"],
-            registry=registry,
-        )
-        self.passed_first_byte = Histogram(
-            "pdd_passed_first_byte_seconds",
-            "Admission to the first byte of a passed answer",
-            ["path"],
-            buckets=SECONDS,
-            registry=registry,
-        )
-        self.external_tokens = Counter(
-            "pdd_external_tokens", "Tokens that external providers took and gave", ["model", "kind"], registry=registry
-        )
-        self.external_cost = Counter(
-            "pdd_external_cost_usd", "What external providers' answers cost", ["model"], registry=registry
-        )
-        self.upstream_up = Gauge("pdd_upstream_up", "Whether an upstream answers", ["upstream"], registry=registry)
-        self.upstream_requests = Gauge(
-            "pdd_upstream_requests", "This process's requests at an upstream", ["upstream"], registry=registry
         )
 
     def exposition(self) -> bytes:
