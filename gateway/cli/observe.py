@@ -11,15 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 from redis.exceptions import RedisError
-from starlette.datastructures import Headers
 
 from gateway.api.body import JsonObject
 from gateway.api.chat import prepare_chat
 from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
-from gateway.api.endpoint import make_caller
 from gateway.api.errors import ApiError
-from gateway.api.job import Job
+from gateway.api.job import Caller, Job
 from gateway.api.models import Models
 from gateway.app import Gateway
 from gateway.control.documents.live import Refused
@@ -150,7 +148,7 @@ async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: 
     models = Models(gateway.served, created=0)
     access, session = gateway.tenancy.access, value.get("prompt_cache_key")
     rules = access.rules_of(tenant, session if isinstance(session, str) else "")
-    caller = make_caller(Headers(), tenant, rules, access)
+    caller = Caller(tenant, rules, access.salts.of(tenant, rules.cache.group))
     value = without_internal(value, rules.client_fields)
     if "messages" in value:
         return await prepare_chat(value, size_bytes, models, caller)
