@@ -24,6 +24,9 @@ OWN_FIELDS = frozenset(
 )  # fmt: skip
 """Fields that ``Sampling.extra`` cannot set: they have a place of their own, or would change what comes back."""
 
+STREAM_OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
+"""Each chunk tells how many tokens were made, so that a lost id shows in the chunk that lost it."""
+
 _FINISHES: dict[str, EngineFinish] = {"stop": "stop", "length": "length"}
 
 _PLAIN_SAMPLING = (
@@ -45,7 +48,7 @@ def leg_fields(leg: LegRequest) -> dict[str, Any]:
         "model": leg.model,
         "prompt": leg.prompt if isinstance(leg.prompt, list | tuple) else list(leg.prompt),
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": STREAM_OPTIONS,
         "return_token_ids": True,
     }
     if leg.max_tokens is not None:
@@ -124,6 +127,7 @@ class CompletionDecoder:
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
         self._tokens = 0
+        self._told: _Usage | None = None
         self._has_finish = False
         self._is_first = True
         self.is_done = False
@@ -134,16 +138,13 @@ class CompletionDecoder:
         if self.is_done:
             return None
         if event == b"[DONE]":
-            self._end()
-            return None
+            return self._end()
         chunk = parse_chunk(event)
         if chunk.error is not None or (chunk.message is not None and chunk.choices is None):
             raise self._failure(chunk.error if chunk.error is not None else msgspec.structs.asdict(chunk))
         self._is_first = False
-        usage = _leg_usage(chunk.usage) if chunk.usage else None
         if not chunk.choices:
-            self._compare(usage)
-            return LegChunk(usage=usage) if usage else None
+            return self._end_usage(chunk.usage)
         choice = chunk.choices[0]
         ids = choice.token_ids
         if ids:
@@ -152,12 +153,14 @@ class CompletionDecoder:
             self._tokens += len(ids)
         elif ids is None and choice.text:
             raise IdsMissing("the engine streams text without token ids")
-        self._compare(usage)
+        if chunk.usage is not None:
+            self._compare(chunk.usage)
+            self._told = chunk.usage
         finish = self._finish(choice.finish_reason)
-        if not (ids or finish or usage):
+        if not (ids or finish):
             return None
         logprobs = _token_logprobs(choice.logprobs, ids, self._alternatives or 0) if choice.logprobs and ids else None
-        return LegChunk(tuple(ids or ()), logprobs, finish, choice.stop_reason if finish else None, usage)
+        return LegChunk(tuple(ids or ()), logprobs, finish, choice.stop_reason if finish else None)
 
     def _finish(self, reason: str | None) -> EngineFinish | None:
         if not reason:
@@ -176,16 +179,26 @@ class CompletionDecoder:
             return failure
         return EngineFailed(f"error event, code {_word(code)}")
 
-    def _compare(self, usage: LegUsage | None) -> None:
-        if usage and usage.completion_tokens > self._tokens:
+    def _compare(self, usage: _Usage) -> None:
+        if usage.completion_tokens is not None and usage.completion_tokens > self._tokens:
             raise IdsMissing(f"{usage.completion_tokens} tokens were made, ids of {self._tokens} came")
 
-    def _end(self) -> None:
+    def _end_usage(self, usage: _Usage | None) -> LegChunk | None:
+        """Take a chunk that has nothing but usage."""
+        if usage is None:
+            return None
+        self._compare(usage)
+        self._told = None
+        return LegChunk(usage=_leg_usage(usage))
+
+    def _end(self) -> LegChunk | None:
+        """Take [DONE]; what the last chunks told of usage counts if none came by itself."""
         if not self._has_finish:
             raise EngineBroken("[DONE] without a finish_reason")
         if not self._tokens:
             raise IdsMissing("the answer ended without any token id")
         self.is_done = True
+        return LegChunk(usage=_leg_usage(self._told)) if self._told is not None else None
 
 
 def parse_chunk(event: bytes) -> _Chunk:

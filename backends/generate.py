@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from backends.completions import encode_sampling
+from backends.completions import STREAM_OPTIONS, encode_sampling
 from backends.types import LegRequest, Sampling
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -38,7 +38,7 @@ def encode_generate(leg: LegRequest) -> bytes:
         "token_ids": leg.prompt if isinstance(leg.prompt, list | tuple) else list(leg.prompt),
         "sampling_params": sampling,
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": STREAM_OPTIONS,
     }
     if leg.cache_salt is not None:
         body["cache_salt"] = leg.cache_salt

@@ -25,12 +25,17 @@ class Answer:
             "created": created_s,
             "model": model,
         }
+        options = request.stream_options
+        self._counts_up = options is not None and options.include_usage and options.continuous_usage_stats
+        self._told_tokens = 0
         self._offset = 0
         self._told_prompt = False
 
     def chunk(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """One streamed chunk with one or more tokens."""
-        return {**self._head, "choices": [self._choice(outputs)], "usage": None}
+        self._told_tokens += len(outputs)
+        usage = self._count(self._told_tokens) if self._counts_up else None
+        return {**self._head, "choices": [self._choice(outputs)], "usage": usage}
 
     def whole(self, outputs: Sequence[Output]) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -76,10 +81,13 @@ class Answer:
         return f"token_id:{token_id}" if self._request.return_tokens_as_token_ids else self._text.spell(token_id)
 
     def _usage(self) -> dict[str, Any]:
-        sequence = self._sequence
+        details = {"cached_tokens": self._sequence.cached_tokens or 0}
+        return {**self._count(self._sequence.output_tokens), "prompt_tokens_details": details}
+
+    def _count(self, output_tokens: int) -> dict[str, Any]:
+        prompt_tokens = self._sequence.prompt_tokens
         return {
-            "prompt_tokens": sequence.prompt_tokens,
-            "completion_tokens": sequence.output_tokens,
-            "total_tokens": len(sequence.tokens),
-            "prompt_tokens_details": {"cached_tokens": sequence.cached_tokens or 0},
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": output_tokens,
+            "total_tokens": prompt_tokens + output_tokens,
         }

@@ -32,6 +32,8 @@ class StreamOptions(msgspec.Struct):
     """``stream_options`` of a completion request."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
+    """Each chunk tells the usage so far; only beside ``include_usage``."""
 
 
 class CompletionRequest(msgspec.Struct, kw_only=True):

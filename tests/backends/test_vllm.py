@@ -187,7 +187,7 @@ async def test_body_holds_only_what_was_given(fake: FakeEngine, engine: VllmEngi
         "model": "demo",
         "prompt": list(PROMPT),
         "stream": True,
-        "stream_options": {"include_usage": True},
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "return_token_ids": True,
     }
     assert fake.calls[0].headers["x-request-id"] == "r-1"
@@ -203,7 +203,8 @@ async def test_body_holds_all_that_was_given(fake: FakeEngine, engine: VllmEngin
     )  # fmt: skip
     await collect(engine, leg(6, min_tokens=2, sampling=sampling, cache_salt="tenant", priority=-1))
     assert fake.calls[0].body == {
-        "model": "demo", "prompt": list(PROMPT), "stream": True, "stream_options": {"include_usage": True},
+        "model": "demo", "prompt": list(PROMPT), "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         "return_token_ids": True, "max_tokens": 6, "min_tokens": 2, "cache_salt": "tenant", "priority": -1,
         "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": 7, "presence_penalty": 0.1,
         "frequency_penalty": 0.2, "repetition_penalty": 1.1, "logit_bias": {"5": -1.0}, "stop_token_ids": [9],
@@ -271,8 +272,8 @@ async def test_eos_ends_the_leg(fake: FakeEngine, engine: VllmEngine) -> None:
         (ErrorEvent(0, {"message": "x", "code": 9999}), EngineFailed, 0),
         (ErrorEvent(0, {"message": "x", "code": 422}), EngineRejected, 0),
         (ErrorEvent(0, {"message": "x", "code": 429}), EngineUnavailable, 0),
-        (LoseIds(frozenset({2})), IdsMissing, 5),
-        (LoseIds(frozenset({2}), as_null=True), IdsMissing, 5),
+        (LoseIds(frozenset({2})), IdsMissing, 2),
+        (LoseIds(frozenset({2}), as_null=True), IdsMissing, 2),
         (LoseIds(frozenset(range(6)), as_null=True), IdsMissing, 0),
         (Refuse(400, error_body(400, "no", "top_p")), EngineRejected, 0),
         (Refuse(404, b"not json"), EngineRejected, 0),
@@ -536,6 +537,36 @@ async def test_text_without_ids_is_noticed_at_once(fake: FakeEngine, engine: Vll
         async for chunk in engine.generate(leg()):
             ids += chunk.token_ids
     assert ids == [5]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+async def test_a_hole_is_found_in_its_chunk(fake: FakeEngine, engine: VllmEngine, size: int) -> None:
+    """SPL-07: the engine's running count tells of a lost id before its chunk, or any after it, is passed on."""
+    fake.script = Script(chunks=(size,), fault=LoseIds(frozenset({7})))
+    ids: list[int] = []
+    with pytest.raises(IdsMissing):
+        async for chunk in engine.generate(leg(12)):
+            ids += chunk.token_ids
+    assert ids == continuation(PROMPT, 7 // size * size)
+
+
+async def test_without_a_running_count_a_hole_shows_at_the_end(fake: FakeEngine, engine: VllmEngine) -> None:
+    """SPL-07: an engine that ignores the wish for it is judged by its last usage."""
+    fake.script = Script(fault=LoseIds(frozenset({2})), counts_up=False)
+    ids: list[int] = []
+    with pytest.raises(IdsMissing):
+        async for chunk in engine.generate(leg()):
+            ids += chunk.token_ids
+    assert len(ids) == 5
+
+
+async def test_usage_is_told_once(fake: FakeEngine, engine: VllmEngine) -> None:
+    """Of an engine's running counts only the last is passed on, whether or not a chunk of its own brings it."""
+    assert [chunk.usage for chunk in await collect(engine, leg()) if chunk.usage] == [LegUsage(len(PROMPT), 6, 0)]
+    counted = ',"finish_reason":"length"}],"usage":{"prompt_tokens":4,"completion_tokens":%d}}'
+    pieces = [event((TOKEN % "").replace("}]}", counted % count)) for count in (1, 2)]
+    fake.script = Script(fault=Verbatim((pieces[0].replace(b'"length"', b"null"), pieces[1], DONE)))
+    assert [chunk.usage for chunk in await collect(engine, leg()) if chunk.usage] == [LegUsage(4, 2)]
 
 
 async def test_probe_of_a_server_that_lists_no_models() -> None:

@@ -16,6 +16,7 @@ import httpx
 import orjson
 import uvloop
 
+from backends.completions import STREAM_OPTIONS
 from backends.types import LegRequest
 from backends.vllm import VllmEngine
 
@@ -31,12 +32,15 @@ def frame(event: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def token_frame(token: int, finish: str | None = None) -> bytes:
-    """One token as vLLM writes it."""
+def token_frame(token: int, finish: str | None = None, usage_of: int | None = None) -> bytes:
+    """One token as vLLM writes it; ``usage_of``: with the usage of so many tokens."""
     choice = {"index": 0, "text": f" word{token}", "logprobs": None, "finish_reason": finish, "stop_reason": None}
     choice |= {"token_ids": [token], "prompt_token_ids": None}
     head = {"id": "cmpl-0123456789abcdef0123456789abcdef", "object": "text_completion", "created": 1790000000}
-    return frame(orjson.dumps(head | {"model": "demo-model", "choices": [choice], "usage": None}))
+    usage = None
+    if usage_of is not None:
+        usage = {"prompt_tokens": 3, "total_tokens": 3 + usage_of, "completion_tokens": usage_of}
+    return frame(orjson.dumps(head | {"model": "demo-model", "choices": [choice], "usage": usage}))
 
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -46,9 +50,10 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             head = await reader.readuntil(b"\r\n\r\n")
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
             body = orjson.loads(await reader.readexactly(int(length.partition(b":")[2])))
+            counts = body["stream_options"].get("continuous_usage_stats")
             writer.write(HEAD)
             for token in range(body["max_tokens"] - 1):
-                writer.write(token_frame(token))
+                writer.write(token_frame(token, usage_of=token + 1 if counts else None))
                 if body.get("priority"):
                     await asyncio.sleep(0.001)
                 elif token % 64 == 0:
@@ -90,7 +95,7 @@ async def compare(url: str) -> dict[str, float]:
     async with httpx.AsyncClient() as client:
 
         async def by_httpx(chunks: int, is_paced: bool) -> int:
-            body = {"max_tokens": chunks, "priority": int(is_paced)}
+            body = {"max_tokens": chunks, "priority": int(is_paced), "stream_options": STREAM_OPTIONS}
             tokens = 0
             async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
                 async for line in response.aiter_lines():

@@ -11,7 +11,7 @@ import contextlib
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import orjson
@@ -330,7 +330,8 @@ class FakeEngine(AppServer):
             if call.body.get("logprobs") is not None:
                 choice["logprobs"] = {"content": content_logprobs_of(call.ids[start:], call.body["logprobs"])}
             choice["token_ids"] = ids
-            return orjson.dumps({"request_id": call.body["request_id"], "output_mode": "tokens", "choices": [choice]})
+            head = {"request_id": call.body["request_id"], "output_mode": "tokens"}
+            return orjson.dumps(head | {"choices": [choice], "usage": self._usage_so_far(call, script)})
         choice["text"] = "".join(f"<{token}>" for token in call.ids[start:])
         if call.body.get("logprobs") is not None:
             choice["logprobs"] = logprobs_of(call.ids[start:], call.body["logprobs"])
@@ -341,7 +342,14 @@ class FakeEngine(AppServer):
         if call.body.get("return_token_ids"):
             choice["token_ids"] = ids
             choice["prompt_token_ids"] = call.prompt if start == 0 else None
-        return orjson.dumps(self._envelope(call) | {"choices": [choice]})
+        usage = self._usage_so_far(call, script)
+        return orjson.dumps(self._envelope(call) | {"choices": [choice]} | ({"usage": usage} if usage else {}))
+
+    def _usage_so_far(self, call: Call, script: Script) -> dict[str, Any] | None:
+        options = call.body.get("stream_options") or {}
+        if script.with_usage and script.counts_up and options.get("continuous_usage_stats"):
+            return self._usage(call, replace(script, cached_tokens=None))
+        return None
 
     def _usage(self, call: Call, script: Script) -> dict[str, Any]:
         prompt_tokens, completion_tokens = len(call.prompt), len(call.ids)

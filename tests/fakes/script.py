@@ -119,3 +119,5 @@ class Script:
     fault: Fault | None = None
     cached_tokens: int | None = 0
     with_usage: bool = True
+    counts_up: bool = True
+    """Chunks tell the usage so far where the body asks for it."""

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
-from backends.errors import BackendError, EngineRejected, EngineUnavailable
+from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
 from backends.types import Capabilities, EngineLoad, LegRequest
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
@@ -133,6 +133,7 @@ class Instance:
             itl_s=self.itl_s,
             curve=self.spec.curve,
             fingerprint=self.fingerprint,
+            streams_ids=capabilities.streams_token_ids if capabilities else True,
             leaks_salts=self.leaks_salts,
         )
 
@@ -173,12 +174,15 @@ class Pools:
     def report_failure(self, instance: Instance, error: BackendError) -> None:
         """A leg failed; repeated failures take the instance out for a while.
 
-        Refusals of the request are not its fault, and one that says when to come back is busy, not broken.
+        Refusals of the request are not its fault, and one that says when to come back is busy, not broken. One that
+        lost ids is known by it until its next probe.
         """
         if isinstance(error, EngineRejected):
             return
         if isinstance(error, EngineUnavailable) and error.retry_after_s is not None:
             return
+        if isinstance(error, IdsMissing) and instance.capabilities is not None:
+            instance.capabilities = replace(instance.capabilities, streams_token_ids=False)
         instance.failures += 1
         instance.last_error = str(error)
         if instance.failures >= FAILURES_TO_QUARANTINE:

@@ -69,6 +69,18 @@ async def test_a_stream_has_vllms_form() -> None:
     assert done == "[DONE]"
 
 
+async def test_chunks_count_their_tokens() -> None:
+    """With continuous usage each chunk tells how many ids came up to it, and the last one tells what was cached."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with run_engine(ScriptedModel()) as rig:
+        events = await stream(rig.url, max_tokens=5, stream_options=options, model="tiny")
+    seen = 0
+    for event in events[:-2]:
+        seen += len(event["choices"][0]["token_ids"])
+        assert event["usage"] == {"prompt_tokens": 10, "completion_tokens": seen, "total_tokens": 10 + seen}
+    assert seen == 5 and events[-2]["usage"]["completion_tokens"] == 5
+
+
 async def test_a_whole_answer_with_logprobs(llama: Path) -> None:
     """Not streamed: text, finish reason, usage; logprobs name tokens as ids on request."""
     async with run_engine(ScriptedModel(), directory=llama) as rig:

@@ -12,7 +12,7 @@ from gateway.failure import GenerationFailed
 from gateway.relay.types import AnswerEvent, GenerationRequest, KeepAlive
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
-from tests.fakes.script import EOS, Cut, Refuse, Script, continuation, eos_after
+from tests.fakes.script import EOS, Cut, LoseIds, Refuse, Script, continuation, eos_after
 from tests.gateway.relay.stage import (
     MODEL,
     PROMPT,
@@ -144,6 +144,30 @@ async def test_a_refused_extend_lets_rld_end_the_answer() -> None:
         gate.open()
         assert ids_of(await answering) == unsplit()
         await stage.quiet()
+
+
+@pytest.mark.parametrize("id_", ["rld1", "md1"])
+async def test_a_hole_in_the_ids_is_never_continued(id_: str) -> None:
+    """SPL-07: RLD or MD loses an id: nothing behind the hole is shown or handed over, and the answer goes on exactly.
+
+    The leg counts as one that lost ids, and policies know the engine by it.
+    """
+    async with open_stage({"handoff": {"mode": "one_shot"}}, ids=SMALL) as stage:
+        gate = HoldGate()
+        lossy = Script(chunks=(3,), fault=LoseIds(frozenset({10})))
+        stage.engines[id_].scripts.append(lossy)
+        if id_ == "md1":
+            stage.engines["rld1"].scripts.append(Script(holds={8: gate}))
+        answering = asyncio.create_task(read(stage.ask()))
+        if id_ == "md1":
+            await gate.arrivals()
+        else:
+            await stage.engines["rld1"].calls_made(2)
+        stage.path.transfers[-1].complete()
+        assert ids_of(await answering) == unsplit()
+        metrics = stage.service.metrics.exposition().decode()
+        assert 'outcome="IdsMissing"' in metrics
+        assert [one.spec.id for one in stage.pools.instances if not one.view(0.0).streams_ids] == [id_]
 
 
 async def test_a_decode_refusal_is_the_clients_status() -> None:

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineTimeout, EngineUnavailable
+from backends.errors import (
+    BackendError,
+    EngineBroken,
+    EngineFailed,
+    EngineRejected,
+    EngineTimeout,
+    EngineUnavailable,
+    IdsMissing,
+)
 from backends.types import Capabilities, EngineLoad, LegRequest
 from gateway.control.fleet.pools import QUARANTINE_FIRST_S, QUARANTINE_MOST_S, Instance, Pools
 from policies.types import Role
@@ -84,6 +92,17 @@ def test_refusals_do_not_forgive(pools: Pools, instance: Instance, clock: Clock)
     pools.report_failure(instance, EngineRejected(400, "no"))
     pools.report_failure(instance, EngineFailed("x"))
     assert not instance.usable(clock())
+
+
+def test_lost_ids_are_remembered(pools: Pools, instance: Instance) -> None:
+    """SPL-07: policies see that an engine loses ids from its first such leg on, until it is probed again."""
+    assert instance.view(0.0).streams_ids
+    pools.report_failure(instance, IdsMissing("x"))
+    instance.capabilities = Capabilities((MODEL,), 4096, 32, streams_token_ids=True)
+    assert instance.view(0.0).streams_ids
+    pools.report_failure(instance, IdsMissing("x"))
+    pools.report_success(instance)
+    assert not instance.view(0.0).streams_ids
 
 
 @pytest.mark.parametrize(("reachable", "draining"), [(False, False), (True, True)])
