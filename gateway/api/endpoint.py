@@ -104,7 +104,7 @@ class GenerationEndpoint:
         value = await parse(asked.body)
         session = value.get("prompt_cache_key")
         rules = self._access.rules_of(asked.tenant, session if isinstance(session, str) else asked.reply.request_id)
-        caller = self._access.make_caller(asked, rules)
+        caller = self._access.make_caller(asked.headers, asked.tenant, rules)
         value = without_internal(value, rules.client_fields)
         if (passing := self._find_passing(value.get("model"), rules)) is not None:
             await passing.pass_object(self._path, value, asked.headers, caller, asked.client)

@@ -48,15 +48,14 @@ class Access:
     shows_plans: bool = False
     """Whether answers tell how they were made, whatever the rules say."""
 
-    def make_caller(self, asked: "Asked", rules: Rules) -> Caller:
+    def make_caller(self, headers: Headers, tenant: str, rules: Rules) -> Caller:
         """Return who asks, under which rules, and what the headers say."""
-        headers = asked.headers
         debug = rules.debug or self.shows_plans
         hint = headers.get("x-pdd-output-tokens", "")
         return Caller(
-            tenant=asked.tenant,
+            tenant=tenant,
             rules=rules,
-            cache_salt=self.salts.of(asked.tenant, rules.cache.group),
+            cache_salt=self.salts.of(tenant, rules.cache.group),
             priority=RANKS[rules.priority],
             debug=debug,
             traced=debug and headers.get("x-pdd-trace") == "1",

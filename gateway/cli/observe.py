@@ -11,23 +11,25 @@ from typing import Any, TypeVar
 import msgspec
 import uvloop
 from redis.exceptions import RedisError
+from starlette.datastructures import Headers
 
 from gateway.api.body import JsonObject
 from gateway.api.chat import prepare_chat
 from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
 from gateway.api.errors import ApiError
-from gateway.api.job import Caller, Job
+from gateway.api.job import Job
 from gateway.api.models import Models
 from gateway.app import Gateway
 from gateway.control.documents.live import Refused
 from gateway.control.documents.rulebook import RULES
-from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import TENANT_KIND, TenantBook
 from gateway.failure import GenerationFailed
 from gateway.fleet_settings import BadSettings
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
+from gateway.redis_client import connect
 from gateway.settings import Settings, find_redis
 from gateway.tenancy import open_index
 from gateway.topology import TOPOLOGY
@@ -148,7 +150,7 @@ async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: 
     models = Models(gateway.served, created=0)
     access, session = gateway.tenancy.access, value.get("prompt_cache_key")
     rules = access.rules_of(tenant, session if isinstance(session, str) else "")
-    caller = Caller(tenant, rules, access.salts.of(tenant, rules.cache.group))
+    caller = access.make_caller(Headers(), tenant, rules)
     value = without_internal(value, rules.client_fields)
     if "messages" in value:
         return await prepare_chat(value, size_bytes, models, caller)

@@ -15,8 +15,9 @@ import uvloop
 import yaml
 from redis.exceptions import RedisError
 
-from gateway.control.documents.store import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal, connect
+from gateway.control.documents.store import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal
 from gateway.fleet_settings import BadSettings
+from gateway.redis_client import connect
 from gateway.settings import Settings, find_redis, load_settings, read_yaml
 
 Command = Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]

@@ -4,9 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 from zmq.asyncio import Context
 
@@ -16,10 +13,10 @@ from gateway.index.leased import LeasedIngest
 from gateway.index.local import LocalIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import IndexStats, InstanceSpec
+from gateway.redis_client import connect
 from gateway.tasks import TaskSet
 
 _NOTES_QUEUED = 1_000
-_CONNECT_TIMEOUT_S = 2.0
 _HEALTH_CHECK_S = 15
 
 
@@ -48,13 +45,7 @@ class RedisIndex(LocalIndex):
         self._follows_engines = follows_engines
         self._times = times or IngestTimes()
         self._limits = limits or StoreLimits()
-        self.client = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=None,  # the store has time limits of its own
-            socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            health_check_interval=_HEALTH_CHECK_S,
-            retry=Retry(NoBackoff(), 0),  # every caller here retries at its own pace
-        )
+        self.client = connect(url, health_check_s=_HEALTH_CHECK_S)
         self._context: Context | None = None
         self._stores: dict[str, ModelStore] = {}
         self._followers: dict[str, Follower] = {}

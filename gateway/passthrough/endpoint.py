@@ -163,7 +163,7 @@ class PassEndpoint:
 
     async def _serve(self, asked: Asked) -> None:
         rules = self._access.rules_of(asked.tenant, "")
-        caller = self._access.make_caller(asked, rules)
+        caller = self._access.make_caller(asked.headers, asked.tenant, rules)
         if self._form == "multipart":
             await self._passing.pass_form(self._path, asked.body, asked.headers, caller, asked.client)
         else:

@@ -16,10 +16,11 @@ import pytest_asyncio
 import redis.asyncio
 
 from gateway.control.documents.rulebook import RULES
-from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantRecord
 from gateway.control.tenants.keys import Key, KeyRecord, hash_key, make_key
 from gateway.demo.processes import Child, pdd
+from gateway.redis_client import connect
 from tests.fakes.script import Script
 from tests.gateway.cli.fleet import MODEL, Fleet, open_fleet
 from tests.gateway.model_dir import model_dir

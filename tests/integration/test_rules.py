@@ -18,8 +18,9 @@ import yaml
 from backends.bridge.wire import LinkState
 from backends.valkey import EmbeddedValkey
 from gateway.control.documents.rulebook import RULES
-from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.documents.store import DocumentStore
 from gateway.demo.processes import Child, pdd
+from gateway.redis_client import connect
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.server import AppServer
 from tests.gateway.cli.fleet import pdd as run_pdd

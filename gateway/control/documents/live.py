@@ -20,7 +20,8 @@ from uuid import uuid4
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from gateway.control.documents.store import Ack, Changes, Document, DocumentStore, Key, Refusal, connect
+from gateway.control.documents.store import Ack, Changes, Document, DocumentStore, Key, Refusal
+from gateway.redis_client import connect
 from gateway.tasks import TaskSet
 
 log = logging.getLogger(__name__)

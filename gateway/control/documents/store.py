@@ -13,8 +13,6 @@ from uuid import uuid4
 
 import msgspec
 import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from gateway.control.documents import scripts
 
@@ -23,7 +21,6 @@ MOST_HISTORY = 100
 MOST_AUDIT = 10_000
 DEAD_S = 5.0
 """A process that has given no sign of life for so long is not waited for any more."""
-_CONNECT_TIMEOUT_S = 2.0
 _KIND = re.compile(r"[a-z][a-z_]{0,31}")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 _PACKED = msgspec.msgpack.Decoder(tuple[int, int, int, str, str])
@@ -122,13 +119,6 @@ class AuditEntry(msgspec.Struct, frozen=True):
     deleted: bool
     at_ms: int
     revision: int
-
-
-def connect(url: str) -> "redis.asyncio.Redis":
-    """Make a client that neither retries nor limits times itself: its callers do both. Raises ValueError."""
-    return redis.asyncio.Redis.from_url(
-        url, socket_timeout=None, socket_connect_timeout=_CONNECT_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
-    )
 
 
 @dataclass(slots=True)

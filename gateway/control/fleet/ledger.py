@@ -14,13 +14,11 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.control.fleet.learning import Learning, News
 from gateway.control.naming import digest
+from gateway.redis_client import connect
 from policies.output_length import Lengths
 from policies.types import Alignment
 
@@ -94,12 +92,7 @@ class Ledger:
         self._on_exchange = on_exchange
         self._token = uuid4().hex
         self._task: asyncio.Task[None] | None = None
-        self._client = redis.asyncio.Redis.from_url(
-            redis_url,
-            socket_timeout=None,  # an exchange has a time limit of its own
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),  # the next exchange is the retry
-        )
+        self._client = connect(redis_url, connect_timeout_s=timeout_s)
         self._add = self._client.register_script(_ADD)
         self._beat = self._client.register_script(_BEAT)
         self.up = False

@@ -13,15 +13,13 @@ from hashlib import sha1
 from itertools import islice
 from typing import Any
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from gateway.control.limits.buckets import Left, Limit, Rates, Standing, Verdict
 from gateway.control.limits.leases import Lease
 from gateway.control.limits.scripts import ADMIT, RENEW, SETTLE
 from gateway.control.naming import digest
+from gateway.redis_client import connect
 
 log = logging.getLogger(__name__)
 
@@ -70,12 +68,7 @@ class SharedLimits:
         self._renewed_s = 0.0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._client = redis.asyncio.Redis.from_url(
-            redis_url,
-            socket_timeout=None,  # an exchange has a time limit of its own
-            socket_connect_timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),  # the next exchange is the retry
-        )
+        self._client = connect(redis_url, connect_timeout_s=timeout_s)
         self.up = False
 
     async def start(self) -> None:

@@ -16,8 +16,8 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
-from gateway.control.documents.store import connect
 from gateway.control.naming import digest
+from gateway.redis_client import connect
 
 log = logging.getLogger(__name__)
 

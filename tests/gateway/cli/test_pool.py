@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.documents.store import DocumentStore
+from gateway.redis_client import connect
 from gateway.topology import FLEET, TOPOLOGY
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey

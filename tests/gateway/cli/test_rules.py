@@ -14,7 +14,8 @@ import yaml
 from gateway.cli.rules import follow_changes
 from gateway.control.documents.live import LiveDocuments
 from gateway.control.documents.rulebook import RULES, RuleBook
-from gateway.control.documents.store import Ack, DocumentStore, Refusal, connect
+from gateway.control.documents.store import Ack, DocumentStore, Refusal
+from gateway.redis_client import connect
 from policies.rules import Rules
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey

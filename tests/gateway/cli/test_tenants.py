@@ -9,9 +9,10 @@ from prometheus_client import CollectorRegistry
 
 from gateway.cli.durations import read_duration_s
 from gateway.control.documents.live import LiveDocuments
-from gateway.control.documents.store import DocumentStore, connect
+from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
 from gateway.control.tenants.usage import Usage, Use
+from gateway.redis_client import connect
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
 

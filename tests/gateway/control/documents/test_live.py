@@ -11,7 +11,8 @@ import pytest
 
 from backends.valkey import EmbeddedValkey
 from gateway.control.documents.live import LiveDocuments, Refused
-from gateway.control.documents.store import Document, DocumentStore, Refusal, connect
+from gateway.control.documents.store import Document, DocumentStore, Refusal
+from gateway.redis_client import connect
 from tests.fakes.gates import Watch
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.control.documents.store import Ack, BadDocument, Conflict, DocumentStore, connect
+from gateway.control.documents.store import Ack, BadDocument, Conflict, DocumentStore
+from gateway.redis_client import connect
 from tests.valkey import run_valkey
 
 pytestmark = pytest.mark.slow
