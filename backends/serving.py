@@ -14,6 +14,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 SHUTDOWN_GRACE_S = 2
+LAST_WORDS_S = 2
+"""How long answers that are told to end may take for it."""
 KEEP_ALIVE_S = 75
 """Idle connections live longer than the minute that load balancers keep theirs, so that the balancer closes first."""
 
@@ -97,15 +99,26 @@ async def serve(
     await serve_sites(Site(app, listener), on_stop=on_stop, grace_s=grace_s)
 
 
-async def serve_sites(main: Site, *beside: Site, on_stop: Callable[[], None], grace_s: int = SHUTDOWN_GRACE_S) -> None:
+async def serve_sites(
+    main: Site,
+    *beside: Site,
+    on_stop: Callable[[], None],
+    on_cut: Callable[[], None] | None = None,
+    grace_s: int = SHUTDOWN_GRACE_S,
+) -> None:
     """Serve until SIGTERM or SIGINT; ``on_stop`` is called at once then, so that long answers can end.
 
-    Answers that still run ``grace_s`` later are cut off. The sites ``beside`` the main one end after it.
+    Answers that still run ``grace_s`` later are cut off; with ``on_cut``, that is called first, so that they can say
+    so. The sites ``beside`` the main one end after it.
     """
-    server, others = _Server(main, grace_s), [_Server(site, SHUTDOWN_GRACE_S) for site in beside]
+    last_words_s = 0 if on_cut is None else LAST_WORDS_S
+    server, others = _Server(main, grace_s + last_words_s), [_Server(site, SHUTDOWN_GRACE_S) for site in beside]
     loop = asyncio.get_running_loop()
+    cutting: list[asyncio.TimerHandle] = []
 
     def stop() -> None:
+        if on_cut is not None and not cutting:
+            cutting.append(loop.call_later(grace_s, on_cut))
         server.should_exit = True
         on_stop()
 
@@ -119,6 +132,8 @@ async def serve_sites(main: Site, *beside: Site, on_stop: Callable[[], None], gr
             for other in others:
                 other.should_exit = True
     finally:
+        for timer in cutting:
+            timer.cancel()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(signum)
         for site in (main, *beside):

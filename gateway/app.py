@@ -177,6 +177,10 @@ class Gateway:
         """Say at ``/ready`` that no more requests are wanted; those that run go on."""
         self._draining = True
 
+    def cut(self) -> None:
+        """End the answers that still run, and tell their clients."""
+        self.tenancy.access.clients.cut_off()
+
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
         now_s = self.pools.clock()

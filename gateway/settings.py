@@ -153,7 +153,14 @@ class Settings(Section, frozen=True):
             "0: none are sent.",
         ),
     ] = 600.0
-    drain_s: Annotated[int, Meta(ge=0, description="How long running answers may go on after SIGTERM.")] = 30
+    drain_s: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="How long running answers may go on after SIGTERM. Then streams end in an error event and "
+            "other answers are 503, with the code shutting_down.",
+        ),
+    ] = 30
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 

@@ -1,6 +1,8 @@
 """The client's side of a running request: it may leave, or stop reading, at any moment."""
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -9,19 +11,28 @@ from starlette.types import Message, Receive, Send
 from gateway.api.body import ClientGone, ClientStalled
 
 
+class ShuttingDown(Exception):
+    """The gateway ends, and the answer with it."""
+
+
 class Client:
     """Sends to the client, and ends the block that it guards when the client is gone: the block raises ClientGone or
-    ClientStalled.
+    ClientStalled; or what ``leave`` was told.
 
     One task waits for the disconnect and one timer looks for a stuck write, for the whole block: a chunk costs neither.
     """
+
+    opening: Message | None = None
+    """What began the answer; None: nothing was sent."""
+    is_complete = False
+    """The whole answer was sent."""
 
     def __init__(self, receive: Receive, send: Send, write_timeout_s: float) -> None:
         self._receive = receive
         self._send = send
         self._write_timeout_s = write_timeout_s
         self._sending_since: float | None = None
-        self._loss: ClientGone | None = None
+        self._loss: ClientGone | ShuttingDown | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -47,24 +58,57 @@ class Client:
         self._sending_since = self._loop.time()
         await self._send(message)
         self._sending_since = None
+        if not message.get("more_body", False):
+            self._note_edge(message)
+
+    def leave(self, loss: ClientGone | ShuttingDown) -> None:
+        """Let the block raise ``loss``, unless it ends for another reason already."""
+        if self._loss is None:
+            self._loss = loss
+            self._task.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self._leave(ClientGone())
+        self.leave(ClientGone())
 
     def _look_for_stall(self) -> None:
         since = self._sending_since
         if since is not None and self._loop.time() - since >= self._write_timeout_s:
-            self._leave(ClientStalled())
+            self.leave(ClientStalled())
             return
         due = (self._loop.time() if since is None else since) + self._write_timeout_s
         self._timer = self._loop.call_at(due, self._look_for_stall)
 
-    def _leave(self, loss: ClientGone) -> None:
-        if self._loss is None:
-            self._loss = loss
-            self._task.cancel()
+    def _note_edge(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.opening = message
+        else:
+            self.is_complete = True
+
+
+class Clients:
+    """The clients whose answers run."""
+
+    def __init__(self) -> None:
+        self._open: set[Client] = set()
+        self.is_over = False
+        """No more answers are given."""
+
+    @contextmanager
+    def holding(self, client: Client) -> Iterator[None]:
+        """Count the client, whose block must have been entered, while this block runs."""
+        self._open.add(client)
+        try:
+            yield
+        finally:
+            self._open.discard(client)
+
+    def cut_off(self) -> None:
+        """End all answers now: their clients' blocks raise ShuttingDown."""
+        self.is_over = True
+        for client in tuple(self._open):
+            client.leave(ShuttingDown())
 
 
 def send_whole(send: Send) -> Send:

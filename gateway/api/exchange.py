@@ -4,16 +4,16 @@ import asyncio
 import re
 import uuid
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
-from gateway.api.client import Client, send_whole
+from gateway.api.client import Client, Clients, ShuttingDown, send_whole
 from gateway.api.edge import cut_connection
-from gateway.api.errors import ApiError, error_messages, from_generation
+from gateway.api.errors import ApiError, encode_error, error_messages, from_generation
 from gateway.api.gate import RANKS, Gate
 from gateway.api.identify import Identify
 from gateway.api.job import Caller
@@ -23,6 +23,8 @@ from gateway.failure import GenerationFailed
 from policies.rules import Rules
 
 INLINE_BODY_BYTES = 256 << 10
+BREAK_OFF_S = 1.0
+"""How long a client may take to take the last words of a gateway that ends."""
 HINT = re.compile(r"[0-9]{1,7}")
 
 
@@ -47,6 +49,8 @@ class Access:
     gate: Gate
     shows_plans: bool = False
     """Whether answers tell how they were made, whatever the rules say."""
+    clients: Clients = field(default_factory=Clients)
+    """Whose answers run."""
 
     def make_caller(self, headers: Headers, tenant: str, rules: Rules) -> Caller:
         """Return who asks, under which rules, and what the headers say."""
@@ -100,20 +104,53 @@ async def hold_exchange(
     ``answer`` may raise ApiError and GenerationFailed while nothing was sent, and AnswerBroken after that.
     """
     reply = Reply(send_whole(send) if scope.get("http_version") == "1.0" else send, f"req-{uuid.uuid4().hex}")
+    client = Client(receive, reply.send, limits.write_timeout_s)
     try:
+        if access.clients.is_over:
+            raise shutting_down()
         connection = HTTPConnection(scope)
         tenant = access.identify(connection)
         body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s)
-        async with Client(receive, reply.send, limits.write_timeout_s) as client:
-            await answer(Asked(tenant, connection.headers, body, client, reply))
+        async with client:
+            with access.clients.holding(client):
+                await answer(Asked(tenant, connection.headers, body, client, reply))
     except (ClientStalled, AnswerBroken):
         cut_connection(scope)
     except ClientGone:
         pass
+    except ShuttingDown:
+        await break_off(scope, client, reply)
     except ApiError as error:
         await reply.fail(error)
     except GenerationFailed as failure:
         await reply.fail(from_generation(failure))
+
+
+def shutting_down() -> ApiError:
+    """Return the error of a request that the gateway's end cuts off."""
+    return ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+
+
+async def break_off(scope: Scope, client: Client, reply: Reply) -> None:
+    """Say why the answer ends, as far as what was sent of it leaves room for that."""
+    opening, error = client.opening, shutting_down()
+    try:
+        async with asyncio.timeout(BREAK_OFF_S):
+            if opening is None:
+                await reply.fail(error)
+            elif not client.is_complete and _is_event_stream(opening):
+                # A passed answer may have been cut within an event.
+                last_event = b"\n\ndata: " + encode_error(error) + b"\n\n"
+                await reply.send({"type": "http.response.body", "body": last_event, "more_body": False})
+            elif not client.is_complete:
+                cut_connection(scope)
+    except TimeoutError:
+        cut_connection(scope)
+
+
+def _is_event_stream(opening: Message) -> bool:
+    """Say whether an answer is one of server-sent events."""
+    return any(name == b"content-type" and b"text/event-stream" in value for name, value in opening["headers"])
 
 
 async def parse(body: bytes) -> JsonObject:

@@ -81,4 +81,4 @@ async def _serve(settings: Settings, has_rules: bool) -> None:
     async with open_gateway(settings, has_rules) as gateway:
         beside = [site(gateway.admin_app, admin, "admin on")] if admin is not None else []
         main = site(gateway.app, listener, "listening on")
-        await serve_sites(main, *beside, on_stop=gateway.drain, grace_s=settings.drain_s)
+        await serve_sites(main, *beside, on_stop=gateway.drain, on_cut=gateway.cut, grace_s=settings.drain_s)

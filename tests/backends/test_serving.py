@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.serving import KEEP_ALIVE_S, CannotListen, bind, parse_listen, serve
+from backends.serving import KEEP_ALIVE_S, CannotListen, Site, bind, parse_listen, serve, serve_sites
 from tests.fakes.gates import HoldGate
 
 
@@ -99,6 +99,32 @@ async def test_a_signal_lets_answers_end(served: Served, request: pytest.Fixture
     await asyncio.wait_for(served.task, 10)
     with pytest.raises(OSError):
         await served.ask()
+
+
+async def test_answers_that_are_told_to_end_can_say_so() -> None:
+    """OPS-10: what outlives its time is told first, once, and may then still send its last words."""
+    app, listener, cuts = Slow(), bind("127.0.0.1", 0), 0
+    stopping = asyncio.Event()
+
+    def cut() -> None:
+        nonlocal cuts
+        cuts += 1
+        app.gate.open()
+
+    site = Site(app, listener)  # type: ignore[arg-type]
+    task = asyncio.create_task(serve_sites(site, on_stop=stopping.set, on_cut=cut, grace_s=0))
+    served = Served(app, listener.getsockname()[1], stopping, task)
+    reader, writer = await served.ask()
+    await app.gate.arrivals()
+    for _ in range(2):
+        os.kill(os.getpid(), signal.SIGTERM)
+        await stopping.wait()
+        stopping.clear()
+    rest = await reader.read()
+    assert b"two" in rest and rest.endswith(b"0\r\n\r\n")
+    writer.close()
+    await asyncio.wait_for(task, 10)
+    assert cuts == 1
 
 
 def test_idle_connections_outlive_a_load_balancers() -> None:

@@ -90,6 +90,31 @@ async def test_a_stream_that_breaks_off_ends_in_an_error_event(rig: Rig) -> None
     assert rig.counted("pdd_passed_requests_total", server="up1", path=CHAT, outcome="failed") == 1
 
 
+async def test_a_passed_stream_that_the_gateways_end_cuts(rig: Rig) -> None:
+    """OPS-10: the client learns why, also within an event, and the upstream's work ends."""
+    gate = HoldGate()
+    rig.upstreams[0].say = Say((b'data: {"a":1}\n\ndata: {"b"', gate), headers=SSE)
+    async with rig.client.stream("POST", CHAT, json={"model": "guest", "stream": True}) as answer:
+        got = answer.aiter_raw()
+        assert await anext(got)
+        rig.gateway.cut()
+        blank, _, event = b"".join([piece async for piece in got]).partition(b"data: ")
+    assert (blank, json.loads(event)["error"]["code"]) == (b"\n\n", "shutting_down")
+    await rig.upstreams[0].idle()
+    assert rig.upstreams[0].asked[0].state == "aborted"
+
+
+async def test_other_passed_content_that_the_gateways_end_cuts(rig: Rig) -> None:
+    """OPS-10: content that has no room for an error is cut, so that nobody takes it for whole."""
+    rig.upstreams[0].say = Say((b"RIFF", HoldGate()), headers=((b"content-type", b"audio/wav"),))
+    async with rig.client.stream("POST", "/v1/audio/speech", json={"model": "guest", "input": "x"}) as answer:
+        got = answer.aiter_raw()
+        assert await anext(got) == b"RIFF"
+        rig.gateway.cut()
+        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
+            await anext(got)
+
+
 async def test_other_content_that_breaks_off_breaks_off(rig: Rig) -> None:
     """Half a sound file is not passed off as a whole one."""
     rig.upstreams[0].say = Say((b"RIFF" * 100,), headers=((b"content-type", b"audio/wav"),), cut=True)

@@ -1,0 +1,113 @@
+"""How exchanges end when the gateway does, over real sockets."""
+
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from gateway.api.app import ApiState
+from gateway.api.client import Client, ShuttingDown
+from gateway.api.edge import TRANSPORT
+from gateway.api.exchange import Reply, break_off
+from gateway.text.model import ServedModel
+from tests.fakes.answers import ScriptedGenerator, say
+from tests.fakes.gates import HoldGate
+from tests.fakes.server import AppServer
+from tests.gateway.api.raw import CHAT, connect
+from tests.gateway.api.test_stream import PATH, STREAM, payloads
+
+
+@pytest.fixture
+def gate(generator: ScriptedGenerator, model: ServedModel) -> HoldGate:
+    """Held by every answer after its first token."""
+    gate = HoldGate()
+    first, *rest = say(model.encoder.encode_now("Hello there"))
+    generator.script = lambda request: [first, gate, *rest]
+    return gate
+
+
+async def test_a_stream_that_is_cut_ends_in_an_error_event(
+    server: AppServer, state: ApiState, generator: ScriptedGenerator, gate: HoldGate
+) -> None:
+    """STR-20, OPS-10: the client learns why its answer ends, the body ends properly, and the answer is closed."""
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        assert (await connection.read_head())[0] == 200
+        await gate.arrivals()
+        state.access.clients.cut_off()
+        events = payloads(b"".join(await connection.read_chunks()))
+    assert len(events) == 3 and "[DONE]" not in events
+    assert (events[-1]["error"]["code"], events[-1]["error"]["type"]) == ("shutting_down", "server_error")
+    await generator.all_closed()
+
+
+async def test_an_old_client_gets_the_error_event_too(server: AppServer, state: ApiState, gate: HoldGate) -> None:
+    """STR-20: a stream that goes out in one piece is whole, with its error at the end."""
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM, version="1.0")
+        await gate.arrivals()
+        state.access.clients.cut_off()
+        status, headers = await connection.read_head()
+        body = await connection.reader.readexactly(int(headers["content-length"]))
+    assert status == 200 and payloads(body)[-1]["error"]["code"] == "shutting_down"
+
+
+@pytest.mark.parametrize(("body", "tokens"), [(CHAT, 0), (CHAT, 1), (STREAM, 0)])
+async def test_what_has_not_begun_is_refused(
+    server: AppServer,
+    state: ApiState,
+    generator: ScriptedGenerator,
+    model: ServedModel,
+    body: dict[str, Any],
+    tokens: int,
+) -> None:
+    """OPS-10: an answer of which nothing was sent is a 503 that says when to come again."""
+    gate = HoldGate()
+    generator.script = lambda request: [*say(model.encoder.encode_now("Hello"))[:tokens], gate]
+    async with connect(server) as connection:
+        await connection.post(PATH, body)
+        await gate.arrivals()
+        state.access.clients.cut_off()
+        status, headers, answer = await connection.read_json()
+    assert (status, headers["retry-after"], answer["error"]["code"]) == (503, "1", "shutting_down")
+    await generator.all_closed()
+
+
+async def test_nothing_begins_after_the_cut(server: AppServer, state: ApiState, generator: ScriptedGenerator) -> None:
+    """OPS-10: a request that still comes on an open connection is refused before anything is started for it."""
+    state.access.clients.cut_off()
+    async with connect(server) as connection:
+        await connection.post(PATH, CHAT)
+        status, _, answer = await connection.read_json()
+    assert (status, answer["error"]["code"]) == (503, "shutting_down")
+    assert not generator.answers
+
+
+@pytest.mark.parametrize("opened", [False, True])
+async def test_a_client_that_takes_no_last_words_is_cut(opened: bool) -> None:
+    """OPS-10: a client that reads nothing keeps the gateway for a moment only, whatever it was sent before."""
+    stuck, cut = HoldGate(), HoldGate()
+
+    async def receive() -> Message:
+        await HoldGate().hold()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if not opened or message["type"] == "http.response.body":
+            await stuck.hold()
+
+    class Transport:
+        def abort(self) -> None:
+            cut.arrived += 1
+
+    client = Client(receive, send, 60.0)
+    scope = {"state": {TRANSPORT: Transport()}}
+    with pytest.raises(ShuttingDown):
+        async with client:
+            if opened:
+                lines = [(b"content-type", b"text/event-stream")]
+                await client.send({"type": "http.response.start", "status": 200, "headers": lines})
+            client.leave(ShuttingDown())
+            await HoldGate().hold()
+    await break_off(scope, client, Reply(send, "req-1"))
+    assert (stuck.arrived, cut.arrived) == (1, 1)
