@@ -114,6 +114,7 @@ class EngineSuite:
         """Each id has a finite log-probability and at most so many alternatives, the likeliest first."""
         sampling = Sampling(temperature=0.0, ignore_eos=True, logprobs=alternatives)
         chunks = [chunk for chunk in await collect(case.engine, case.leg(case.prompt, 5, sampling)) if chunk.token_ids]
+        assert len(ids_of(chunks)) == 5
         for chunk in chunks:
             assert chunk.logprobs is not None
             assert tuple(entry.token_id for entry in chunk.logprobs) == chunk.token_ids

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import re
+from itertools import chain
 
 import msgspec
 import pytest
@@ -71,7 +72,7 @@ def read_metrics() -> dict[str, set[str]]:
             found |= {sample.name: set(sample.labels) for sample in family.samples}
     for family in metrics.registry.collect():
         found |= {family.name + suffix: set() for suffix in SUFFIXES[family.type]}
-    for metric in vars(metrics).values():
+    for metric in chain.from_iterable(vars(part).values() for part in (metrics, metrics.passed, metrics.shared)):
         if isinstance(metric, MetricWrapperBase):
             # Without samples only the metric itself knows its labels.
             for family in metric.describe():

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.e2e.kit import ABORT_GRACE_S, RATE_MBIT
+from tests.integration.faults import cut_link, kill_bridge, watch_admission
 from tests.integration.regions import Asked, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
@@ -26,10 +27,7 @@ async def _ask_and_break(
     regions: Regions, phase: Step, fault: Step, tokens: int = ANSWER_TOKENS, words: int = WORDS
 ) -> Asked:
     """Ask, and let the fault happen once the answer is in the phase."""
-    before = regions.newest_timeline().get("request_id")
-
-    async def is_admitted() -> bool:
-        return bool(regions.newest_timeline().get("request_id") != before)
+    is_admitted = watch_admission(regions)
 
     async def break_it() -> None:
         assert await eventually(is_admitted, 20)
@@ -51,10 +49,7 @@ async def _assert_exact(regions: Regions, asked: Asked, tokens: int = ANSWER_TOK
 @pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
 async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: Step) -> None:
     """The client goes in the phase: KV stops crossing at once, and no engine goes on past its first token."""
-    before = whole.newest_timeline().get("request_id")
-
-    async def is_admitted() -> bool:
-        return bool(whole.newest_timeline().get("request_id") != before)
+    is_admitted = watch_admission(whole)
 
     async def read_on() -> None:
         async with whole.ask(words=3000, tokens=LONG_ANSWER_TOKENS) as asked:
@@ -79,11 +74,6 @@ async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: 
     assert await whole.engines_idle(max(0.0, left_s + idle_s - time.monotonic()))
 
 
-async def cut_link(regions: Regions) -> None:
-    """Break all connections between the regions for a while."""
-    await regions.cluster.control_wan("cut", for_s=0.5)
-
-
 async def stall_link(regions: Regions) -> None:
     """Let nothing pass between the regions for a while; connections stand."""
     await regions.cluster.control_wan("stall", on=True)
@@ -94,12 +84,6 @@ async def stall_link(regions: Regions) -> None:
 async def slow_link(regions: Regions) -> None:
     """Let the link lose most of its rate."""
     await regions.cluster.control_wan("set", rate_mbit=RATE_MBIT / 10)
-
-
-async def kill_bridge(regions: Regions) -> None:
-    """End the bridge without a word, and let its supervisor start it again."""
-    regions.cluster.children["bridge"].kill()
-    await regions.restart("bridge")
 
 
 async def kill_md(regions: Regions) -> None:

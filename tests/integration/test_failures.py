@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.integration.faults import cut_link, kill_bridge, watch_admission
 from tests.integration.regions import ANSWER_TOKENS, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -31,17 +32,6 @@ async def kill_md(regions: Regions) -> None:
     regions.cluster.children[_instance(regions, "main")].kill()
 
 
-async def kill_bridge(regions: Regions) -> None:
-    """End the bridge without a word, and let its supervisor start it again."""
-    regions.cluster.children["bridge"].kill()
-    await regions.restart("bridge")
-
-
-async def cut_link(regions: Regions) -> None:
-    """Break all connections between the regions for a while."""
-    await regions.cluster.control_wan("cut", for_s=0.5)
-
-
 async def stall_link(regions: Regions) -> None:
     """Let nothing pass between the regions for a while; connections stand."""
     await regions.cluster.control_wan("stall", on=True)
@@ -63,10 +53,7 @@ def _heal_soon(regions: Regions) -> None:
 )
 async def test_any_single_fault_leaves_the_answer_exact(whole: Regions, fault: Fault, phase: Fault) -> None:
     """RLD, MD, the bridge or the link fails in the phase: the ids are those of one engine, none lost or repeated."""
-    before = whole.newest_timeline().get("request_id")
-
-    async def is_admitted() -> bool:
-        return whole.newest_timeline().get("request_id") != before
+    is_admitted = watch_admission(whole)
 
     async def break_it() -> None:
         assert await eventually(is_admitted, 10)
@@ -95,10 +82,7 @@ async def test_no_decode_instance_left_is_an_error_that_the_client_sees(whole: R
 @pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
 async def test_client_that_leaves_frees_everything_within_a_second(whole: Regions, phase: Fault) -> None:
     """The client goes in the phase: within 1 s no engine has the request, and no more KV crosses the link."""
-    before = whole.newest_timeline().get("request_id")
-
-    async def is_admitted() -> bool:
-        return whole.newest_timeline().get("request_id") != before
+    is_admitted = watch_admission(whole)
 
     async def read_on() -> None:
         async with whole.ask(words=2000, tokens=4000) as asked:

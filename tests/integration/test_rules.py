@@ -23,6 +23,7 @@ from gateway.demo.processes import Child, pdd
 from gateway.redis_client import connect
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.server import AppServer
+from tests.fakes.silent_store import SilentStore
 from tests.gateway.cli.fleet import pdd as run_pdd
 from tests.gateway.model_dir import make_model_dir
 from tests.integration.regions import eventually
@@ -176,21 +177,12 @@ async def test_rules_change_the_next_request_everywhere(tmp_path: Path, capsys: 
         assert await pair.rules("rollback", "--to", "1", "--wait") == 0
         assert await pair.plans() == {"relay relay_only"}
 
-        await Silent(pair.store.client).put(RULES, "default", PINNED, author="x")
+        await SilentStore(pair.store.client).put(RULES, "default", PINNED, author="x")
 
         async def is_pinned() -> bool:
             return await pair.plans() == {"direct region_pinned"}
 
         assert await eventually(is_pinned, 5.0)
-
-
-class Silent(DocumentStore):
-    """A store whose notices nobody hears."""
-
-    @property
-    def channel(self) -> str:
-        """Where nobody listens."""
-        return "elsewhere"
 
 
 async def test_redis_dies_under_traffic(tmp_path: Path) -> None:

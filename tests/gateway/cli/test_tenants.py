@@ -1,5 +1,6 @@
 """``pdd tenant``, ``pdd key`` and ``pdd usage`` against a real server and a mirror that stands for a gateway."""
 
+import argparse
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
@@ -148,5 +149,5 @@ def test_durations() -> None:
     """Durations are a number and a unit, and nothing else."""
     assert [read_duration_s(text) for text in ("90s", "30m", "12h", "7d")] == [90, 1800, 43_200, 604_800]
     for wrong in ("", "7", "0d", "-1d", "7w", "1.5h", " 1h"):
-        with pytest.raises(Exception, match="no duration"):
+        with pytest.raises(argparse.ArgumentTypeError, match="no duration"):
             read_duration_s(wrong)

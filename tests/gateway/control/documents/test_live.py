@@ -14,6 +14,7 @@ from gateway.control.documents.live import LiveDocuments, Refused
 from gateway.control.documents.store import Document, DocumentStore, Refusal
 from gateway.redis_client import connect
 from tests.fakes.gates import Watch
+from tests.fakes.silent_store import SilentStore
 
 pytestmark = pytest.mark.slow
 
@@ -63,22 +64,6 @@ async def run_process(url: str, interval_s: float = 0.05, bad: Sequence[str] = (
         await live.aclose()
 
 
-class Silent(DocumentStore):
-    """A store whose notices nobody hears."""
-
-    @property
-    def channel(self) -> str:
-        """Where nobody listens."""
-        return "elsewhere"
-
-
-@pytest.fixture
-async def server() -> AsyncGenerator[EmbeddedValkey, None]:
-    """A server."""
-    async with EmbeddedValkey() as valkey:
-        yield valkey
-
-
 @pytest.fixture
 async def store(server: EmbeddedValkey) -> AsyncGenerator[DocumentStore, None]:
     """An operator's hand on the server."""
@@ -118,7 +103,7 @@ async def test_lost_notices_heal(server: EmbeddedValkey, store: DocumentStore) -
     async with run_process(server.url) as process:
         await store.put("rules", "a", 1, author="x")
         await process.until_rules({"a": 1})
-        await Silent(store.client).put("rules", "a", 2, author="x")
+        await SilentStore(store.client).put("rules", "a", 2, author="x")
         await process.until_rules({"a": 2})
         await store.put("rules", "a", 3, author="x")
         await process.until_rules({"a": 3})

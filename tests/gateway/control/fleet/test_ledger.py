@@ -70,13 +70,6 @@ async def run_pair(url: str, **times: Any) -> AsyncGenerator[tuple[Process, Proc
         yield one, other
 
 
-@pytest.fixture
-async def server() -> AsyncGenerator[EmbeddedValkey, None]:
-    """Run a server."""
-    async with EmbeddedValkey() as valkey:
-        yield valkey
-
-
 async def test_two_processes_learn_together(server: EmbeddedValkey) -> None:
     """Hit rates and lengths of two running ledgers become those of all requests, each counted once."""
     async with run_pair(server.url, interval_s=0.02) as (one, other):

@@ -67,13 +67,6 @@ async def run_processes(url: str, count: int, **times: Any) -> AsyncGenerator[li
         yield processes
 
 
-@pytest.fixture
-async def server() -> AsyncGenerator[EmbeddedValkey, None]:
-    """Run a server."""
-    async with EmbeddedValkey() as valkey:
-        yield valkey
-
-
 @asynccontextmanager
 async def open_client(server: EmbeddedValkey) -> AsyncGenerator[redis.asyncio.Redis, None]:
     """Look into the server."""

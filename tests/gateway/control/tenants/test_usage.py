@@ -27,13 +27,6 @@ async def run_usage(url: str, clock: Clock | None = None, timeout_s: float = 5.0
 
 
 @pytest.fixture
-async def server() -> AsyncGenerator[EmbeddedValkey, None]:
-    """Run a server."""
-    async with EmbeddedValkey() as valkey:
-        yield valkey
-
-
-@pytest.fixture
 async def client(server: EmbeddedValkey) -> AsyncGenerator[redis.asyncio.Redis, None]:
     """Look into the server."""
     async with redis.asyncio.Redis.from_url(server.url) as opened:
