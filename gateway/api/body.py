@@ -10,6 +10,7 @@ import orjson
 from starlette.types import Receive, Scope
 
 from gateway.api.errors import ApiError, bad_field
+from gateway.api.structure import MOST_ENTRIES, MOST_VALUES, is_large
 
 DRAINED_LIMITS = 4
 """A body over the limit is read and thrown away up to so many limits, so that its sender gets to read the answer."""
@@ -71,7 +72,10 @@ async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
 
 
 def parse_object(body: bytes) -> JsonObject:
-    """Return the JSON object. Raises ApiError for anything else, for bad text and for keys given twice."""
+    """Return the JSON object. Raises ApiError for anything else, for bad text, for keys given twice, for too much."""
+    if is_large(body):
+        message = f"The request body holds more than {MOST_VALUES} values, or {MOST_ENTRIES} keys, lists and objects."
+        raise bad_field(None, message, "invalid_value")
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
