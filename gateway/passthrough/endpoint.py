@@ -16,7 +16,7 @@ from gateway.api.client_fields import find_internal, without_internal
 from gateway.api.errors import ApiError, bad_field
 from gateway.api.exchange import Access, Asked, Limits, hold_exchange, parse
 from gateway.api.gate import Entry, Gate
-from gateway.api.job import Caller
+from gateway.api.job import Caller, check_prompt_limit
 from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.control.tenants.usage import Use
@@ -32,6 +32,8 @@ from gateway.telemetry.timeline import Timelines
 JSON = "application/json"
 BYTES_A_TOKEN = 4
 """Guess of a body's tokens where nothing tells them: four bytes each."""
+PROMPTS = ("prompt", "input")
+"""Fields that may hold token ids."""
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -61,6 +63,7 @@ class Passing:
         picked = pick_request_headers(headers, JSON, request_id)
         salt = self._find_salt(path, model, caller)
         body = orjson.dumps(value | {"model": model} | ({} if salt is None else {"cache_salt": salt}))
+        check_id_prompts(value, caller)
         most_tokens = find_output_limit(value, caller)
         request = PassedRequest(request_id, path, model, body, picked, caller.rules.regions)
         await self._pass_on(request, caller, most_tokens, client)
@@ -106,7 +109,7 @@ class Passing:
         # They take no place of the engines' main decode: upstreams have bounds of their own.
         entry = await self.gate.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
         with self._recorded(request, entry, prompt_tokens) as record:
-            await pass_on(request, servers, client, record)
+            await pass_on(request, servers, client, record, entry.headers)
 
     @contextmanager
     def _recorded(self, request: PassedRequest, entry: Entry, prompt_tokens: int) -> Iterator[PassRecord]:
@@ -123,6 +126,15 @@ class Passing:
             prompt = prompt_tokens if told.prompt_tokens is None else told.prompt_tokens
             completion = told.completion_tokens or 0
             entry.leave(Use(1, prompt, other_tokens=completion), prompt + completion)
+
+
+def check_id_prompts(value: JsonObject, caller: Caller) -> None:
+    """Refuse prompts of token ids that are longer than the tenant's may be; what text amounts to only servers know."""
+    for name in PROMPTS:
+        given = value.get(name)
+        for prompt in given if isinstance(given, list) and given and isinstance(given[0], list) else [given]:
+            if isinstance(prompt, list) and prompt and type(prompt[0]) is int:
+                check_prompt_limit(len(prompt), name, caller)
 
 
 def find_output_limit(value: JsonObject, caller: Caller) -> int:

@@ -53,8 +53,14 @@ class Refused(Exception):
         self.elsewhere = elsewhere
 
 
-async def pass_on(request: PassedRequest, servers: Servers, client: Client, record: PassRecord) -> None:
-    """Pass a request on and relay the answer. Raises ApiError while nothing was sent, AnswerBroken after that."""
+async def pass_on(
+    request: PassedRequest, servers: Servers, client: Client, record: PassRecord, standing: Headers
+) -> None:
+    """Pass a request on and relay the answer. ``standing``: headers of the gateway's own that go out with it.
+
+    Raises ApiError while nothing was sent, AnswerBroken after that.
+    """
+    lines = [(b"x-request-id", request.id.encode()), *standing]
     tried: set[str] = set()
     refused: Refused | None = None
     while (server := servers.choose(request.model, request.path, tried, request.regions)) is not None:
@@ -63,7 +69,7 @@ async def pass_on(request: PassedRequest, servers: Servers, client: Client, reco
         with server.occupied():
             try:
                 async with _ask(request, server) as (response, first):
-                    await _relay(response, first, request, server, client, record)
+                    await _relay(response, first, lines, server, client, record)
                 return
             except Refused as answer:
                 refused = answer
@@ -73,7 +79,7 @@ async def pass_on(request: PassedRequest, servers: Servers, client: Client, reco
     if refused is None:
         message = f"No server of {request.model!r} can take a request now."
         raise ApiError(503, message, code="no_instance", retry_after_s=1.0)
-    await _send_whole(client, refused.error.status, refused.body, _refusal_headers(request, refused.error))
+    await _send_whole(client, refused.error.status, refused.body, [*lines, *_refusal_headers(refused.error)])
 
 
 @asynccontextmanager
@@ -149,9 +155,9 @@ def find_error_event(piece: bytes) -> Refused | None:
 
 
 async def _relay(
-    response: Response, first: bytes, request: PassedRequest, server: Server, client: Client, record: PassRecord
+    response: Response, first: bytes, lines: Headers, server: Server, client: Client, record: PassRecord
 ) -> None:
-    headers = [(b"x-request-id", request.id.encode()), *pick_answer_headers(response.headers)]
+    headers = [*lines, *pick_answer_headers(response.headers)]
     record.first_byte()
     if response.headers.get(b"content-type", b"").lower().startswith(b"application/json"):
         body = await _read_whole(response, first, server)
@@ -203,8 +209,8 @@ def _is_stream(response: Response) -> bool:
     return response.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
 
 
-def _refusal_headers(request: PassedRequest, error: ApiError) -> Headers:
-    lines = [(b"x-request-id", request.id.encode()), (b"content-type", b"application/json")]
+def _refusal_headers(error: ApiError) -> Headers:
+    lines = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         lines.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     return lines

@@ -3,8 +3,10 @@
 import json
 from typing import Any
 
+import pytest
+
 from policies.rules import parse_rules
-from tests.fakes.upstream import Say
+from tests.fakes.upstream import SSE, Say
 from tests.gateway.passthrough.conftest import Rig
 
 CHAT = "/v1/chat/completions"
@@ -54,3 +56,40 @@ async def test_answers_that_are_too_long_are_refused(rig: Rig) -> None:
         assert (refused.status_code, error["param"], error["code"]) == (400, name, "output_limit_exceeded")
     assert not rig.upstreams[0].asked and not rig.upstreams[1].asked
     assert (await rig.ask(CHAT, messages=MESSAGES, max_tokens=10)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "status"),
+    [
+        (CHAT, TOLD, 200),
+        (CHAT, Say((b"data: [DONE]\n\n",), headers=SSE), 200),
+        ("/v1/embeddings", Say((b'{"error":{"message":"no"}}',), 400), 400),
+    ],
+)
+async def test_answers_tell_how_the_tenant_stands(rig: Rig, path: str, said: Say, status: int) -> None:
+    """Whatever the server answers, the answer carries the limits' headers, and none without limits."""
+    rig.upstreams[0].say = said
+    assert not any(name.startswith("x-ratelimit") for name in (await rig.ask(path, input="x")).headers)
+    use_rules(rig, limits={"requests_per_min": 5, "tokens_per_min": 1000})
+    for asked in (1, 2):
+        answer = await rig.ask(path, messages=MESSAGES, input="x")
+        assert answer.status_code == status
+        assert answer.headers["x-ratelimit-limit-requests"] == "5"
+        assert answer.headers["x-ratelimit-remaining-requests"] == str(5 - asked)
+        assert answer.headers["x-ratelimit-limit-tokens"] == "1000"
+
+
+async def test_prompts_of_ids_that_are_too_long_are_refused(rig: Rig) -> None:
+    """Ids are counted, each prompt by itself; text is not, whatever its length."""
+    use_rules(rig, limits={"max_prompt_tokens": 3})
+    cases: list[tuple[str, str, Any]] = [
+        ("/v1/completions", "prompt", [1, 2, 3, 4]),
+        ("/v1/embeddings", "input", [[1], [1, 2, 3, 4]]),
+    ]
+    for path, name, prompt in cases:
+        refused = await rig.ask(path, **{name: prompt})
+        error = refused.json()["error"]
+        assert (refused.status_code, error["param"], error["code"]) == (400, name, "prompt_too_long")
+    assert not rig.upstreams[0].asked and not rig.upstreams[1].asked
+    for prompt in ([1, 2, 3], [[1, 2, 3], [4, 5, 6]], "word " * 100, ["word " * 100], [], None, [["x"]]):
+        assert (await rig.ask("/v1/embeddings", input=prompt)).status_code == 200
