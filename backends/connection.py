@@ -34,7 +34,6 @@ class Connection(asyncio.Protocol):
         self._error: BackendError | None = None
         self._is_idle = True
         self._is_paused = False
-        self.exchanges = 0
         self.idle_since_s = 0.0
         self.deadline_s = 0.0
         """Loop time by which a byte that is being waited for must have come. May be moved at any time."""
@@ -66,7 +65,6 @@ class Connection(asyncio.Protocol):
         """Send a whole request; its answer is awaited from here on."""
         self._reset()
         self._is_idle = False
-        self.exchanges += 1
         self.deadline_s = deadline_s
         if self.is_usable:
             self._transport.write(request)

@@ -69,9 +69,6 @@ answer, or there is more than one answer. Such a request passes whole to one MD.
 OWN_ANSWER = frozenset({"single_token"})
 """Reasons under which P's token is the whole answer, so it is shown and nothing is split."""
 
-ENGINE_REASONS = frozenset({"ids_missing"})
-"""Reasons that come from an engine and not from the request."""
-
 REFUSABLE: tuple[tuple[str, Test], ...] = (
     ("sampled", lambda f: f.temperature != 0),
     ("tools", lambda f: f.tools),

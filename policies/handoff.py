@@ -19,9 +19,6 @@ class HandoffState:
 
     pending_tokens: int
     """Emitted and not yet held by MD."""
-    sealed_tokens: int
-    """Held by MD after its last extend."""
-    emitted_tokens: int
     rounds: int
     """Extends done so far."""
     relay_load: float

@@ -14,8 +14,9 @@ from gateway.control.tenants.usage import Use
 from gateway.failure import GenerationFailed
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
-from gateway.relay.answer import Course, RelayAnswer
+from gateway.relay.answer import RelayAnswer
 from gateway.relay.cast import Cast
+from gateway.relay.course import Course
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.steps import Handoff, Route
@@ -170,8 +171,6 @@ class RelayService:
             speed = self.pools[plan.main].extend_tokens_per_s if plan.main else None
             state = HandoffState(
                 pending_tokens=handoff.pending,
-                sealed_tokens=handoff.sealed,
-                emitted_tokens=handoff.sealed + handoff.pending,
                 rounds=handoff.rounds,
                 relay_load=load,
                 extend_tokens_per_s=speed,

@@ -317,7 +317,7 @@ class Splice:
         if self.kv is not Kv.READY or self._main_blocked or not self.terms.splittable:
             return
         pending = len(self.log) - self.sealed
-        handoff = Handoff(pending, self.sealed, self.rounds, self._previous_pending, self._main_lost)
+        handoff = Handoff(pending, self.rounds, self._previous_pending, self._main_lost)
         step = self.terms.decide(handoff)
         self._previous_pending = pending
         match step:

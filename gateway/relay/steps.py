@@ -192,7 +192,6 @@ class Handoff:
     """
 
     pending: int
-    sealed: int
     rounds: int
     previous_pending: int | None
     main_lost: bool = False

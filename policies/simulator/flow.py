@@ -136,8 +136,6 @@ class Flow:
         step = choose_step(
             HandoffState(
                 pending_tokens=pending,
-                sealed_tokens=self.sealed_tokens,
-                emitted_tokens=self.made_tokens,
                 rounds=self.rounds,
                 relay_load=relay.view().load,
                 previous_pending_tokens=self.previous_pending_tokens,

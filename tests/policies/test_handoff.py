@@ -19,7 +19,7 @@ def state(
     previous: int | None = None,
 ) -> HandoffState:
     """A request with ``pending`` tokens of 1,000 to hand over."""
-    return HandoffState(pending, 1000 - pending, 1000, rounds, load, speed, previous)
+    return HandoffState(pending, rounds, load, speed, previous)
 
 
 RULES = HandoffRules(threshold_tokens=16, batch_tokens=100, max_rounds=4, free_gap_s=0.0)
@@ -111,7 +111,7 @@ def test_hand_off_ends(
     """Whatever RLD writes during the extends, the final comes within the rounds, and no extend is empty or too long."""
     sealed, emitted, previous = 0, pending, None
     for rounds in range(rules.max_rounds + 1):
-        step = choose_step(HandoffState(emitted - sealed, sealed, emitted, rounds, load, speed, previous), rules)
+        step = choose_step(HandoffState(emitted - sealed, rounds, load, speed, previous), rules)
         if isinstance(step, FinalNow):
             return
         assert 1 <= step.tokens <= emitted - sealed
