@@ -109,24 +109,3 @@ class Clients:
         self.is_over = True
         for client in tuple(self._open):
             client.leave(ShuttingDown())
-
-
-def send_whole(send: Send) -> Send:
-    """Return a ``send`` that gives an answer to an HTTP/1.0 client in one piece, as it knows no chunked encoding."""
-    pieces: list[bytes] = []
-    opening: list[Message] = []
-
-    async def collect(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            opening.append(message)
-            return
-        pieces.append(message.get("body", b""))
-        if message.get("more_body", False):
-            return
-        body = b"".join(pieces)
-        headers = [line for line in opening[0]["headers"] if line[0] != b"content-length"]
-        headers.append((b"content-length", b"%d" % len(body)))
-        await send({**opening[0], "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-    return collect

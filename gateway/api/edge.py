@@ -4,12 +4,14 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httptools
 import uvicorn
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from gateway.api.errors import ApiError, encode_error
@@ -35,7 +37,7 @@ class Edge:
 
 
 class EdgeProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP protocol, stricter, and it lets an endpoint cut its connection.
+    """uvicorn's HTTP protocol, stricter; it lets an endpoint cut its connection, and streams to HTTP/1.0 clients.
 
     A head must be there whole within a time and a size, also on a connection that was used before. A head that is not
     taken is answered in OpenAI's shape, and its connection ends.
@@ -125,6 +127,8 @@ class EdgeProtocol(HttpToolsProtocol):
             peer = find_client(self.client[0], self.headers, self._edge.trusted)
             self.scope["client"] = (peer, self.client[1] if peer == self.client[0] else 0)
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = partial(send_unchunked, self.cycle)  # type: ignore[method-assign]
         self._asked = True
 
     def on_body(self, body: bytes) -> None:
@@ -212,3 +216,14 @@ def cut_connection(scope: Scope) -> None:
     transport = scope.get("state", {}).get(TRANSPORT)
     if transport is not None:
         transport.abort()
+
+
+async def send_unchunked(cycle: RequestResponseCycle, message: ASGISendEvent) -> None:
+    """Send to a client of HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+        # uvicorn takes no more bytes than it expects.
+        cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)

@@ -11,7 +11,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
-from gateway.api.client import Client, Clients, ShuttingDown, send_whole
+from gateway.api.client import Client, Clients, ShuttingDown
 from gateway.api.edge import cut_connection
 from gateway.api.errors import ApiError, encode_error, error_messages, from_generation
 from gateway.api.gate import RANKS, Gate
@@ -103,7 +103,7 @@ async def hold_exchange(
 
     ``answer`` may raise ApiError and GenerationFailed while nothing was sent, and AnswerBroken after that.
     """
-    reply = Reply(send_whole(send) if scope.get("http_version") == "1.0" else send, f"req-{uuid.uuid4().hex}")
+    reply = Reply(send, f"req-{uuid.uuid4().hex}")
     client = Client(receive, reply.send, limits.write_timeout_s)
     try:
         if access.clients.is_over:

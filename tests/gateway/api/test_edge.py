@@ -13,7 +13,9 @@ from starlette.types import Receive, Scope, Send
 from gateway.api.app import ApiState, build_app
 from gateway.api.edge import Edge, cut_connection
 from gateway.api.framing import MOST_HEAD_BYTES, MOST_HEADERS
-from tests.fakes.answers import ScriptedGenerator
+from gateway.text.model import ServedModel
+from tests.fakes.answers import ScriptedGenerator, say
+from tests.fakes.gates import HoldGate
 from tests.gateway.api.edge_server import EdgeServer
 from tests.gateway.api.raw import CHAT, Connection
 
@@ -149,6 +151,46 @@ async def test_taken(edge_server: EdgeServer, generator: ScriptedGenerator, data
     assert (status, answer.get("model")) == (200, "tiny"), answer
     assert [request.tenant for request in generator.requests] == ["default"]
     connection.writer.close()
+
+
+def as_old(body: dict[str, object]) -> bytes:
+    """A chat of a client that speaks HTTP/1.0."""
+    data = json.dumps(body).encode()
+    return HEAD.replace(b"1.1", b"1.0") + b"Content-Length: %d\r\n\r\n" % len(data) + data
+
+
+async def test_http_1_0(edge_server: EdgeServer, generator: ScriptedGenerator, model: ServedModel) -> None:
+    """STR-20: an old client gets events as they come, unchunked, and the connection's end is the answer's."""
+    last = HoldGate()
+    first, *rest = say(model.encoder.encode_now("Hello world"))
+    generator.script = lambda request: [first, last, *rest]
+    connection = await open_connection(edge_server)
+    connection.writer.write(as_old({**CHAT, "stream": True}))
+    status, headers = await connection.read_head()
+    assert (status, headers["connection"]) == (200, "close")
+    assert headers.keys().isdisjoint({"transfer-encoding", "content-length"})
+    async with asyncio.timeout(10):
+        begun = [await connection.reader.readuntil(b"\n\n") for _ in range(2)]
+        await last.arrivals()
+        last.open()
+        events = [*begun, *(await connection.reader.read()).split(b"\n\n")]
+    assert all(event.startswith(b"data: {") for event in begun)
+    assert events[-2:] == [b"data: [DONE]", b""]
+    connection.writer.close()
+
+
+async def test_an_old_client_gets_the_error_event_too(
+    edge_server: EdgeServer, state: ApiState, generator: ScriptedGenerator
+) -> None:
+    """STR-20: a stream that is cut ends in an error event whatever ends the answer."""
+    gate = HoldGate()
+    first, *_ = say([5, 6])
+    generator.script = lambda request: [first, gate]
+    answering = asyncio.create_task(exchange(edge_server, as_old({**CHAT, "stream": True})))
+    await gate.arrivals()
+    state.access.clients.cut_off()
+    answer = await answering
+    assert b'"shutting_down"' in answer.split(b"\n\n")[-2] and b"[DONE]" not in answer
 
 
 async def test_headers_are_bounded(edge_server: EdgeServer) -> None:

@@ -41,17 +41,6 @@ async def test_a_stream_that_is_cut_ends_in_an_error_event(
     await generator.all_closed()
 
 
-async def test_an_old_client_gets_the_error_event_too(server: AppServer, state: ApiState, gate: HoldGate) -> None:
-    """STR-20: a stream that goes out in one piece is whole, with its error at the end."""
-    async with connect(server) as connection:
-        await connection.post(PATH, STREAM, version="1.0")
-        await gate.arrivals()
-        state.access.clients.cut_off()
-        status, headers = await connection.read_head()
-        body = await connection.reader.readexactly(int(headers["content-length"]))
-    assert status == 200 and payloads(body)[-1]["error"]["code"] == "shutting_down"
-
-
 @pytest.mark.parametrize(("body", "tokens"), [(CHAT, 0), (CHAT, 1), (STREAM, 0)])
 async def test_what_has_not_begun_is_refused(
     server: AppServer,

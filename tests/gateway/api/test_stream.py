@@ -220,18 +220,6 @@ async def test_slow_client_gets_all(server: AppServer, generator: ScriptedGenera
         assert payloads(b"".join(await connection.read_chunks()))[-1] == "[DONE]"
 
 
-async def test_http_1_0(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
-    """A client of HTTP/1.0 gets its events with a length and no chunked encoding."""
-    async with connect(server) as connection:
-        await connection.post(PATH, STREAM, version="1.0")
-        status, headers = await connection.read_head()
-        assert status == 200
-        assert "transfer-encoding" not in headers
-        body = await connection.reader.readexactly(int(headers["content-length"]))
-        assert payloads(body)[-1] == "[DONE]"
-        assert await connection.reader.read() == b""
-
-
 async def test_connection_is_kept(server: AppServer, generator: ScriptedGenerator) -> None:
     """A stream that ended well leaves the connection usable."""
     async with connect(server) as connection:
