@@ -11,13 +11,15 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import uvloop
 
+from backends.adapters import BadEngine, EngineSpec, build_engine
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineTimeout
 from backends.types import LegRequest, Sampling
-from backends.vllm import VllmEngine
 from gateway.control.fleet.curves import CurveFile, Measured, write_curve
 from policies.valley import PrefillCurve, find_steps, find_valleys
 
@@ -42,6 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--engine", required=True, metavar="URL", help="base URL of the engine, which should be idle")
     parser.add_argument("--model", required=True, metavar="NAME", help="as the engine serves it")
+    parser.add_argument("--kind", default="vllm", metavar="NAME", help="as engines[].kind (default: %(default)s)")
+    parser.add_argument("--options", type=_options, default={}, metavar="JSON", help="as engines[].options")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the curve there, for engines[].prefill_curve")
     parser.add_argument("--api-key-env", metavar="VARIABLE", help="environment variable with the engine's key")
     parser.add_argument(
@@ -61,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, write; the exit status."""
     try:
         key = os.environ[args.api_key_env] if args.api_key_env else None
+        engine = build_engine(args.kind, EngineSpec("profiled", args.engine, key, args.options))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            curve, skipped = runner.run(_profile(args, key))
+            curve, skipped = runner.run(_profile(engine, args))
         print("\n".join(describe(curve, skipped)))
         if args.out is not None:
             write_curve(args.out, curve)
@@ -71,15 +76,14 @@ def run(args: argparse.Namespace) -> int:
         print(f"pdd profile: {error.args[0]} is not set", file=sys.stderr)
     except EngineRejected as error:
         print(f"pdd profile: {error}: {error.message}", file=sys.stderr)
-    except (BackendError, CannotProfile, ValueError, OSError) as error:
+    except (BackendError, BadEngine, CannotProfile, ValueError, OSError) as error:
         print(f"pdd profile: {error}", file=sys.stderr)
     else:
         return 0
     return 1
 
 
-async def _profile(args: argparse.Namespace, key: str | None) -> tuple[CurveFile, int]:
-    engine = VllmEngine("profiled", args.engine, api_key=key)
+async def _profile(engine: Engine, args: argparse.Namespace) -> tuple[CurveFile, int]:
     try:
         found = await engine.probe()
         if args.model not in found.models:
@@ -210,6 +214,10 @@ def _describe_shape(rate: float, times: dict[int, float]) -> list[str]:
         for valley in valleys
     ]
     return lines if valleys else [*lines, f"hit {rate:.0%}: no valley"]
+
+
+def _options(text: str) -> dict[str, Any]:
+    return msgspec.json.decode(text, type=dict[str, Any])
 
 
 def _positive(text: str) -> int:

@@ -16,6 +16,7 @@ from gateway.control.fleet.curves import BadCurve, CurveFile, read_curve, write_
 from gateway.fleet_settings import BadSettings
 from policies.valley import PrefillCurve
 from tests.fakes.script import Refuse, Script
+from tests.fakes.sglang import FakeSglang
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 
 CHUNK = 512
@@ -149,6 +150,8 @@ async def test_the_command_measures_writes_and_the_settings_read(
         (["--model", "other"], "the engine serves tiny, not other"),
         (["--model", MODEL, "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set"),
         (["--model", MODEL, "--lengths", "64"], "fewer than two lengths"),
+        (["--model", MODEL, "--kind", "other"], "kind: there is no engine adapter 'other'"),
+        (["--model", MODEL, "--options", '{"tensor": 2}'], "options.tensor: there is no such option"),
     ],
 )
 async def test_what_cannot_be_profiled(
@@ -166,7 +169,19 @@ async def test_an_engine_that_refuses(fleet: Fleet, capsys: pytest.CaptureFixtur
     assert "token id out of range" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", [["--lengths", "64,x"], ["--hit-rates", "1"], ["--repeats", "0"]])
+async def test_other_kinds_of_engines(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine is asked in the words of its kind, with the options that the settings would hold."""
+    async with FakeSglang() as sglang:
+        options = ["--kind", "sglang", "--options", '{"prefill": null}', "--lengths", "64,128", "--repeats", "1"]
+        command = ["profile", "--engine", sglang.url, "--model", sglang.served_model, "--hit-rates", "0"]
+        assert await pdd(*command, *options) == 0
+    assert "milliseconds to the first token" in capsys.readouterr().out
+    assert [len(body["input_ids"]) for body in sglang.bodies][-2:] == [64, 128]
+
+
+@pytest.mark.parametrize(
+    "option", [["--lengths", "64,x"], ["--options", "[]"], ["--options", "{"], ["--hit-rates", "1"], ["--repeats", "0"]]
+)
 async def test_senseless_options(option: list[str]) -> None:
     """Options are refused as any command's are."""
     with pytest.raises(SystemExit):
