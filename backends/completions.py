@@ -1,17 +1,16 @@
 """vLLM's dialect of ``/v1/completions`` with token ids, without I/O: leg -> request body, SSE events -> leg chunks."""
 
 import json
-import math
 from typing import Any
 
 import msgspec
 import orjson
 
-from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable, IdsMissing
+from backends.errors import BackendError, EngineBroken, EngineFailed, IdsMissing
+from backends.logprobs import finite, likeliest
+from backends.refusals import error_text, judge, safe_word
+from backends.tally import Tally
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
-
-LOWEST_LOGPROB = -9999.0
-"""Stands for a log-probability that is not a finite number, as in vLLM's own answers."""
 
 OWN_FIELDS = frozenset(
     {
@@ -126,9 +125,8 @@ class CompletionDecoder:
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
-        self._tokens = 0
+        self._tally = Tally()
         self._told: _Usage | None = None
-        self._has_finish = False
         self._is_first = True
         self.is_done = False
         """[DONE] came after a finish_reason: the engine has ended the stream properly."""
@@ -148,9 +146,7 @@ class CompletionDecoder:
         choice = chunk.choices[0]
         ids = choice.token_ids
         if ids:
-            if self._has_finish:
-                raise EngineBroken("token ids after the finish_reason")
-            self._tokens += len(ids)
+            self._tally.add(len(ids))
         elif ids is None and choice.text:
             raise IdsMissing("the engine streams text without token ids")
         if chunk.usage is not None:
@@ -167,21 +163,21 @@ class CompletionDecoder:
             return None
         finish = _FINISHES.get(reason)
         if finish is None:
-            raise EngineFailed(f"finish_reason {_word(reason)}")
-        self._has_finish = True
+            raise EngineFailed(f"finish_reason {safe_word(reason)}")
+        self._tally.finish()
         return finish
 
     def _failure(self, error: object) -> BackendError:
         """Judge an error event: the first in place of an answer counts like the HTTP status that it names."""
         code = error.get("code") if isinstance(error, dict) else None
-        failure = _refusal(code if type(code) is int and 400 <= code <= 599 else 500, *_error_text(error))
+        failure = judge(code if type(code) is int and 400 <= code <= 599 else 500, *error_text(error))
         if self._is_first and not isinstance(failure, EngineFailed):
             return failure
-        return EngineFailed(f"error event, code {_word(code)}")
+        return EngineFailed(f"error event, code {safe_word(code)}")
 
     def _compare(self, usage: _Usage) -> None:
-        if usage.completion_tokens is not None and usage.completion_tokens > self._tokens:
-            raise IdsMissing(f"{usage.completion_tokens} tokens were made, ids of {self._tokens} came")
+        if usage.completion_tokens is not None:
+            self._tally.compare(usage.completion_tokens)
 
     def _end_usage(self, usage: _Usage | None) -> LegChunk | None:
         """Take a chunk that has nothing but usage."""
@@ -193,10 +189,7 @@ class CompletionDecoder:
 
     def _end(self) -> LegChunk | None:
         """Take [DONE]; what the last chunks told of usage counts if none came by itself."""
-        if not self._has_finish:
-            raise EngineBroken("[DONE] without a finish_reason")
-        if not self._tokens:
-            raise IdsMissing("the answer ended without any token id")
+        self._tally.end()
         self.is_done = True
         return LegChunk(usage=_leg_usage(self._told)) if self._told is not None else None
 
@@ -213,40 +206,6 @@ def parse_chunk(event: bytes) -> _Chunk:
         raise EngineBroken(f"an event is not a completion chunk ({type(error).__name__})") from None
 
 
-def refusal(status: int, body: bytes, retry_after_s: float | None = None) -> BackendError:
-    """Judge an answer that is no stream by its status and its error object."""
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    return _refusal(
-        status, *_error_text(fields.get("error", fields) if isinstance(fields, dict) else None), retry_after_s
-    )
-
-
-def _refusal(status: int, message: str, param: str | None, retry_after_s: float | None = None) -> BackendError:
-    # Messages may quote the prompt, so none gets into an exception's text.
-    if status in (429, 503):
-        return EngineUnavailable(f"engine answered {status}", retry_after_s)
-    if status in (401, 403, 407):
-        return EngineFailed(f"engine answered {status}: it does not take the configured API key")
-    if 400 <= status < 500:
-        return EngineRejected(status, message or f"The engine answered {status}.", param)
-    if status >= 500 and "maximum context length" in message.lower():
-        return EngineRejected(400, message, param)
-    return EngineFailed(f"engine answered {status}")
-
-
-def _error_text(error: object) -> tuple[str, str | None]:
-    """Message and param of OpenAI's error object, of vLLM's older flat one, or of FastAPI's ``detail``."""
-    if isinstance(error, str):
-        return error, None
-    if not isinstance(error, dict):
-        return "", None
-    message, param = error.get("message") or error.get("detail"), error.get("param")
-    return message if isinstance(message, str) else "", param if isinstance(param, str) else None
-
-
 def _leg_usage(usage: _Usage) -> LegUsage:
     details = usage.prompt_tokens_details
     return LegUsage(usage.prompt_tokens, usage.completion_tokens or 0, details.cached_tokens if details else None)
@@ -261,7 +220,7 @@ def _token_logprobs(logprobs: _Logprobs, ids: list[int], alternatives: int) -> t
     if len(tops) != len(ids):
         raise EngineBroken(f"{len(tops)} lists of alternatives for {len(ids)} token ids")
     return tuple(
-        TokenLogprob(token_id, _finite(logprob), _alternatives(top, alternatives))
+        TokenLogprob(token_id, finite(logprob), _alternatives(top, alternatives))
         for token_id, logprob, top in zip(ids, logprobs.token_logprobs, tops, strict=True)
     )
 
@@ -270,22 +229,19 @@ def _content_logprobs(content: list[_TokenLogprob], ids: list[int], alternatives
     if [one.token_id for one in content] != ids:
         raise EngineBroken("the logprobs are not those of the token ids")
     return tuple(
-        TokenLogprob(one.token_id, _finite(one.logprob), _likeliest(one.top_logprobs, alternatives)) for one in content
+        TokenLogprob(one.token_id, finite(one.logprob), _pick(one.top_logprobs, alternatives)) for one in content
     )
 
 
-def _likeliest(top: list[_TokenLogprob], count: int) -> tuple[tuple[int, float], ...]:
-    pairs = sorted(((one.token_id, _finite(one.logprob)) for one in top), key=lambda pair: -pair[1])
-    return tuple(pairs[:count])
+def _pick(top: list[_TokenLogprob], count: int) -> tuple[tuple[int, float], ...]:
+    return likeliest(((one.token_id, one.logprob) for one in top), count)
 
 
 def _alternatives(top: dict[str, float | None] | None, count: int) -> tuple[tuple[int, float], ...]:
     """The ``count`` likeliest; the chosen token, which the engine always lists, is among them only if it belongs."""
     if not top or not count:
         return ()
-    pairs = [(_token_id(name), _finite(logprob)) for name, logprob in top.items()]
-    pairs.sort(key=lambda pair: -pair[1])
-    return tuple(pairs[:count])
+    return likeliest(((_token_id(name), logprob) for name, logprob in top.items()), count)
 
 
 def _token_id(name: str) -> int:
@@ -293,12 +249,3 @@ def _token_id(name: str) -> int:
     if not (digits.isascii() and digits.isdigit()):
         raise EngineBroken("alternatives are not written as token ids")
     return int(digits)
-
-
-def _finite(logprob: float | None) -> float:
-    return logprob if logprob is not None and math.isfinite(logprob) else LOWEST_LOGPROB
-
-
-def _word(value: object) -> str:
-    """A value of the engine's, made safe to log."""
-    return "".join(c for c in str(value)[:40] if c.isascii() and (c.isalnum() or c in "_-.")) or "unknown"

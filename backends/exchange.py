@@ -7,8 +7,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from backends.completions import refusal
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
+from backends.refusals import refusal
 from backends.sse import EventTooLarge, SseParser
 from backends.stream import Origin, Response
 from backends.types import LegChunk, LegRequest

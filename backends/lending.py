@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import orjson
 
-from backends.completions import leg_fields, refusal
+from backends.completions import leg_fields
 from backends.errors import EngineBroken, EngineFailed
 from backends.exchange import MAX_REFUSAL_BYTES, retry_after_s
+from backends.refusals import refusal
 from backends.stream import Origin
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage
 

@@ -5,15 +5,15 @@ holds the new ones only. ``completion_tokens`` tells which it is, so either work
 ``output_ids`` cannot be used.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import orjson
 
-from backends.completions import LOWEST_LOGPROB
 from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable, IdsMissing
+from backends.logprobs import finite, likeliest
+from backends.tally import Tally
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
 
 GENERATE_PATH = "/generate"
@@ -118,8 +118,7 @@ class GenerateDecoder:
         self._own_stops = self._asked_stops if sampling.ignore_eos else frozenset[int]()
         self._min_tokens = leg.min_tokens
         self._alternatives = sampling.logprobs
-        self._seen = 0
-        self._finish: EngineFinish | None = None
+        self._tally = Tally()
         self.is_done = False
         """The leg has ended properly."""
 
@@ -128,52 +127,50 @@ class GenerateDecoder:
         if self.is_done:
             return None
         if event == b"[DONE]":
-            self._end()
+            self._tally.end()
+            self.is_done = True
             return None
         meta, ids, start = self._read(event)
         logprobs = self._logprobs(meta, ids, start)
-        self._seen += len(ids)
+        self._tally.add(len(ids))
         if (cut := self._find_own_stop(ids)) is not None:
-            self._seen -= len(ids) - cut
+            self._tally.tokens -= len(ids) - cut
             self.is_done = True
-            usage = LegUsage(meta.prompt_tokens, self._seen, meta.cached_tokens)
+            usage = LegUsage(meta.prompt_tokens, self._tally.tokens, meta.cached_tokens)
             kept = None if logprobs is None else logprobs[:cut]
             return LegChunk(ids[:cut], kept, "stop", ids[cut - 1], usage)
         finish, stop_reason = self._read_finish(meta)
         if finish is None:
             return LegChunk(ids, logprobs) if ids else None
-        if meta.completion_tokens > self._seen:
-            raise IdsMissing(f"{meta.completion_tokens} tokens were made, ids of {self._seen} came")
-        self._finish = finish
-        usage = LegUsage(meta.prompt_tokens, self._seen, meta.cached_tokens)
+        self._tally.compare(meta.completion_tokens)
+        self._tally.finish()
+        usage = LegUsage(meta.prompt_tokens, self._tally.tokens, meta.cached_tokens)
         return LegChunk(ids, logprobs, finish, stop_reason, usage)
 
     def _read(self, event: bytes) -> tuple[_Meta, tuple[int, ...], int]:
         """Return the event's facts, its new ids, and the place of the first of them in the whole answer."""
-        found = parse_event(event, is_first=not self._seen)
+        found = parse_event(event, is_first=not self._tally.tokens)
         meta = found.meta_info
         if meta is None:
             raise EngineBroken("an event has no meta_info")
         if found.output_ids is None:
-            if meta.completion_tokens > self._seen:
+            if meta.completion_tokens > self._tally.tokens:
                 raise IdsMissing(NO_IDS)
-            return meta, (), self._seen
+            return meta, (), self._tally.tokens
         ids, told = found.output_ids, meta.completion_tokens
         if len(ids) >= told:
-            new = ids[self._seen : told]
-        elif len(ids) == told - self._seen:
+            new = ids[self._tally.tokens : told]
+        elif len(ids) == told - self._tally.tokens:
             new = ids
         else:
-            raise IdsMissing(f"{told} tokens were made, ids of {self._seen + len(ids)} came")
-        if new and self._finish is not None:
-            raise EngineBroken("token ids after the finish_reason")
-        return meta, tuple(new), self._seen
+            raise IdsMissing(f"{told} tokens were made, ids of {self._tally.tokens + len(ids)} came")
+        return meta, tuple(new), self._tally.tokens
 
     def _read_finish(self, meta: _Meta) -> tuple[EngineFinish | None, int | str | None]:
         reason = meta.finish_reason
         if reason is None:
             return None, None
-        raise_abort(reason, is_first=not self._seen)
+        raise_abort(reason, is_first=not self._tally.tokens)
         match reason.get("type"):
             case "length":
                 return "length", None
@@ -184,7 +181,7 @@ class GenerateDecoder:
 
     def _find_own_stop(self, ids: tuple[int, ...]) -> int | None:
         """Return how many of the new ids belong to the answer, if one of them ends it."""
-        before = self._seen - len(ids)
+        before = self._tally.tokens - len(ids)
         for place, token in enumerate(ids, 1):
             if token in self._own_stops and before + place > self._min_tokens:
                 return place
@@ -198,16 +195,11 @@ class GenerateDecoder:
         if [entry[1] for entry in chosen] != list(ids):
             raise EngineBroken("the log-probabilities are those of other tokens")
         return tuple(
-            TokenLogprob(entry[1], _finite(entry[0]), _top(top, self._alternatives))
+            TokenLogprob(
+                entry[1], finite(entry[0]), likeliest(((one[1], one[0]) for one in top or ()), self._alternatives)
+            )
             for entry, top in zip(chosen, tops, strict=True)
         )
-
-    def _end(self) -> None:
-        if self._finish is None:
-            raise EngineBroken("[DONE] without a finish_reason")
-        if not self._seen:
-            raise IdsMissing("the answer ended without any token id")
-        self.is_done = True
 
 
 def parse_event(event: bytes, *, is_first: bool) -> _Event:
@@ -247,12 +239,3 @@ def _slice(entries: list[Any] | None, start: int, count: int) -> list[Any]:
     if len(entries) == count:
         return entries
     raise EngineBroken(f"{len(entries)} log-probabilities for {count} token ids")
-
-
-def _top(top: list[Logprob] | None, count: int) -> tuple[tuple[int, float], ...]:
-    pairs = sorted(((entry[1], _finite(entry[0])) for entry in top or ()), key=lambda pair: -pair[1])
-    return tuple(pairs[:count])
-
-
-def _finite(logprob: float | None) -> float:
-    return logprob if logprob is not None and math.isfinite(logprob) else LOWEST_LOGPROB

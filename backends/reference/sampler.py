@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from backends.logprobs import LOWEST_LOGPROB
 from backends.reference.sequence import Params, Sequence
-
-LOWEST_LOGPROB = -9999.0
-"""JSON has no infinity; vLLM writes this instead."""
 
 
 @dataclass(frozen=True, slots=True)

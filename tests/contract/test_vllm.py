@@ -11,10 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from backends.completions import CompletionDecoder, refusal
+from backends.completions import CompletionDecoder
 from backends.errors import EngineRejected
 from backends.hashing import chain_seed, hash_blocks
 from backends.kv_events import Stored, decode_batch
+from backends.refusals import refusal
 from backends.sse import SseParser
 from backends.types import Capabilities, LegChunk
 from backends.vllm import VllmEngine

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import torch
 
-from backends.reference.sampler import LOWEST_LOGPROB, Sampler
+from backends.logprobs import LOWEST_LOGPROB
+from backends.reference.sampler import Sampler
 from backends.reference.sequence import Params, Sequence
 
 LOGITS = torch.tensor([0.0, 1.0, 3.0, 2.0])
