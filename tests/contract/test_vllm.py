@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from backends.completions import CompletionDecoder
-from backends.errors import EngineRejected
+from backends.completions import CompletionDecoder, parse_chunk
+from backends.errors import EngineRejected, IdsMissing
 from backends.hashing import chain_seed, hash_blocks
 from backends.kv_events import Stored, decode_batch
 from backends.refusals import refusal
@@ -61,6 +61,23 @@ def test_stream_with_token_ids() -> None:
     assert [chunk.finish_reason for chunk in chunks if chunk.finish_reason] == ["length"]
     usage = [chunk.usage for chunk in chunks if chunk.usage][-1]
     assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), 8)
+
+
+@pytest.mark.parametrize("name", ["completion", "completion_logprobs", "generate"])
+def test_each_chunk_counts_up(name: str) -> None:
+    """SPL-07: beside its ids each chunk tells how many tokens were made, so a lost id shows at once."""
+    _, _, body = _read_http(name)
+    events = [parse_chunk(event) for event in SseParser().feed(body) if event != b"[DONE]"]
+    made = 0
+    for chunk in events[:-1]:
+        assert chunk.choices and chunk.choices[0].token_ids and chunk.usage
+        made += len(chunk.choices[0].token_ids)
+        assert chunk.usage.completion_tokens == made
+    decoder = CompletionDecoder(2 if name == "completion_logprobs" else None)
+    holed = [event for place, event in enumerate(SseParser().feed(body)) if place != 1]
+    decoder.feed(holed[0])
+    with pytest.raises(IdsMissing):
+        decoder.feed(holed[1])
 
 
 def test_usage_tells_cached_tokens() -> None:
