@@ -5,7 +5,7 @@ cannot be batched costs a step of its own. Where a shorter uncached part costs m
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 
@@ -15,6 +15,8 @@ class PrefillCurve:
 
     tokens: tuple[int, ...]
     seconds: tuple[float, ...]
+    _slopes: tuple[float, ...] = field(init=False, repr=False, compare=False)
+    """From each point to the next; the last goes on from the last point, and never falls."""
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.seconds) or len(self.tokens) < 2:
@@ -23,19 +25,16 @@ class PrefillCurve:
             raise ValueError("tokens must ascend from 0 or more")
         if min(self.seconds) <= 0:
             raise ValueError("seconds must be positive")
+        points = zip(self.tokens, self.seconds, strict=True)
+        slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in pairwise(points)]
+        object.__setattr__(self, "_slopes", (*slopes, max(0.0, slopes[-1])))
 
     def at(self, uncached_tokens: int) -> float:
         """Seconds to prefill: linear between points, flat before the first, on by the last slope (0 or more) after."""
-        right = bisect_left(self.tokens, uncached_tokens)
-        if right == 0:
+        left = bisect_left(self.tokens, uncached_tokens) - 1
+        if left < 0:
             return self.seconds[0]
-        right = min(right, len(self.tokens) - 1)
-        x0, x1 = self.tokens[right - 1], self.tokens[right]
-        y0, y1 = self.seconds[right - 1], self.seconds[right]
-        slope = (y1 - y0) / (x1 - x0)
-        if uncached_tokens > x1:
-            return y1 + max(0.0, slope) * (uncached_tokens - x1)
-        return y0 + slope * (uncached_tokens - x0)
+        return self.seconds[left] + self._slopes[left] * (uncached_tokens - self.tokens[left])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ binary search finds the end. Whoever changes a mirror keeps that property (see `
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.hashing import BLOCK_TOKENS
@@ -57,13 +57,15 @@ class RankBlocks:
 
         ``backwards`` holds the prompt's keys, last first.
         """
-        device, lower = self.device, self.lower
-        on_device = _count_held(backwards, device)
-        if not lower or on_device == len(backwards):
+        device, lower, total = self.device, self.lower, len(backwards)
+        on_device = 0
+        if backwards and backwards[-1] in device:  # tried first, as most ranks hold nothing of most prompts
+            on_device = total - bisect_left(backwards, True, key=device.__contains__)
+        if not lower or on_device == total:
             return on_device, on_device
-        hi = len(backwards) - on_device
-        start = bisect_left(backwards, True, hi=hi, key=lambda key: key in device or key in lower)
-        return len(backwards) - start, on_device
+        hi = total - on_device
+        held = total - bisect_left(backwards, True, hi=hi, key=lambda key: key in device or key in lower)
+        return held, on_device
 
 
 @dataclass(slots=True)
@@ -99,14 +101,7 @@ class PredictedBlocks:
 
     def walk(self, backwards: Sequence[int]) -> int:
         """Return how many blocks of the prompt are held; ``backwards`` holds its keys, last first."""
-        return _count_held(backwards, self.until)
-
-
-def _count_held(backwards: Sequence[int], held: Container[int]) -> int:
-    """Count the prompt's blocks in ``held``, which have no gap; the first one is tried first: most hold none."""
-    if not backwards or backwards[-1] not in held:
-        return 0
-    return len(backwards) - bisect_left(backwards, True, key=held.__contains__)
+        return len(backwards) - bisect_left(backwards, True, key=self.until.__contains__)
 
 
 class Holding:

@@ -108,8 +108,16 @@ class Instance:
 
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
-        judged = (self.fingerprint, self.leaks_salts)
-        seen = (self.alive(now_s), self.draining, self.in_flight, self.load, self.capabilities, self.itl_s, judged)
+        seen = (
+            self.alive(now_s),
+            self.draining,
+            self.in_flight,
+            self.load,
+            self.capabilities,
+            self.itl_s,
+            self.fingerprint,
+            self.leaks_salts,
+        )
         if self._view is None or self._seen != seen:
             self._seen, self._view = seen, self._make_view(now_s)
         return self._view
@@ -164,7 +172,7 @@ class Pools:
     def views(self, model: str, exclude: Iterable[str] = ()) -> tuple[InstanceView, ...]:
         """What policies see of a model's instances, without those a request has just failed on."""
         now_s, excluded = self.clock(), set(exclude)
-        return tuple(i.view(now_s) for i in self.of_model(model) if i.spec.id not in excluded)
+        return tuple([i.view(now_s) for i in self.instances if i.spec.model == model and i.spec.id not in excluded])
 
     def report_success(self, instance: Instance) -> None:
         """A leg got its first token: whatever was wrong is over."""
