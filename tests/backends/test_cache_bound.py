@@ -14,13 +14,6 @@ from tests.fakes.engine import FakeEngine
 
 
 @pytest.fixture
-async def fake() -> AsyncIterator[FakeEngine]:
-    """A running fake engine."""
-    async with FakeEngine() as engine:
-        yield engine
-
-
-@pytest.fixture
 async def server() -> AsyncIterator[FakeCacheServer]:
     """A running LMCache server that knows one engine."""
     async with FakeCacheServer() as server:

@@ -32,14 +32,6 @@ async def fake() -> AsyncIterator[FakeEngine]:
         yield engine
 
 
-@pytest.fixture
-async def engine(fake: FakeEngine) -> AsyncIterator[VllmEngine]:
-    """The adapter under test, over the fake."""
-    adapter = VllmEngine("e-1", fake.url)
-    yield adapter
-    await adapter.aclose()
-
-
 def test_body_is_whole_and_bare() -> None:
     """Not streamed, one token, no least length, no logprobs; the rest is as in any leg."""
     sampling = Sampling(temperature=0.5, logprobs=3)

@@ -18,13 +18,6 @@ from tests.fakes.script import Script
 LEG = LegRequest("leg", "demo", tuple(range(20, 40)), 1000)
 
 
-@pytest.fixture
-async def fake() -> AsyncIterator[FakeEngine]:
-    """A running fake engine."""
-    async with FakeEngine() as engine:
-        yield engine
-
-
 class TestConformance(EngineSuite):
     """``PatientEngine`` conforms, but for the time that it takes."""
 
