@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from backends.bridge.wire import LinkState
-from backends.types import TransferRequest
+from backends.types import LinkState, TransferRequest
 
 
 @dataclass(slots=True, eq=False)

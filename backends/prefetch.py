@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from backends.bridge.wire import LinkState
 from backends.errors import BackendError, TransferFailed
 from backends.lmcache import CacheServer
 from backends.open_transfers import OpenTransfers
-from backends.types import PathTraits, TransferProgress, TransferRequest
+from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
 
 POLL_INTERVAL_S = 0.02
 AGAIN_INTERVAL_S = 0.1

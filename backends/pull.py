@@ -11,10 +11,9 @@ from contextlib import aclosing
 from typing import Any
 
 from backends.base import Engine
-from backends.bridge.wire import LinkState
 from backends.errors import BackendError, TransferFailed
 from backends.open_transfers import OpenTransfers
-from backends.types import LegRequest, PathTraits, Sampling, TransferProgress, TransferRequest
+from backends.types import LegRequest, LinkState, PathTraits, Sampling, TransferProgress, TransferRequest
 
 GREEDY = Sampling(temperature=0.0)
 

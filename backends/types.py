@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 EngineFinish = Literal["stop", "length", "abort", "error"]
 """Why an engine ended one leg, in vLLM's words. ``stop`` covers EOS and ``stop_token_ids``."""
 
@@ -160,3 +162,18 @@ class TransferProgress:
     chunks_present: int
     """Chunks that the receiving store held already when the transfer was opened."""
     wan_bytes: int
+
+
+class LinkState(msgspec.Struct, frozen=True):
+    """What a KV path has measured of its link, and what a bridge answers at ``GET /v1/link``.
+
+    Rates and times are 0 while unknown.
+    """
+
+    rate_bytes_per_s: float
+    queued_bytes: int
+    rtt_s: float
+    up: bool
+    wan_bytes_total: int
+    open_transfers: int | None = None
+    """How many transfers share the queued bytes; None: it does not say."""

@@ -7,10 +7,10 @@ from typing import cast
 import msgspec
 
 from backends.bridge.keys import DIALECTS
-from backends.bridge.wire import DialectName, LinkState, OpenTransfer, TransferLine
+from backends.bridge.wire import DialectName, OpenTransfer, TransferLine
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.stream import Origin, Response
-from backends.types import PathTraits, TransferProgress, TransferRequest
+from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
 
 _DEADLINE_GRACE_S = 10.0
 _LINK_TIMEOUT_S = 5.0

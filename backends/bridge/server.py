@@ -19,7 +19,8 @@ from backends.bridge.metrics import BridgeMetrics
 from backends.bridge.mover import Mover, TooManyTransfers, TransferExists
 from backends.bridge.transfer import Transfer
 from backends.bridge.types import ChunkId
-from backends.bridge.wire import MAX_BODY_BYTES, LinkState, OpenTransfer, TransferItem, TransferLine
+from backends.bridge.wire import MAX_BODY_BYTES, OpenTransfer, TransferItem, TransferLine
+from backends.types import LinkState
 
 _OPEN_TRANSFER = msgspec.json.Decoder(OpenTransfer)
 

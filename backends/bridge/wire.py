@@ -41,15 +41,3 @@ class TransferItem(msgspec.Struct, frozen=True):
 
     transfer_id: str
     progress: TransferLine
-
-
-class LinkState(msgspec.Struct, frozen=True):
-    """``GET /v1/link``: what the bridge has measured of its link; rates and times are 0 while unknown."""
-
-    rate_bytes_per_s: float
-    queued_bytes: int
-    rtt_s: float
-    up: bool
-    wan_bytes_total: int
-    open_transfers: int | None = None
-    """How many transfers share the queued bytes; None: the bridge does not say."""

@@ -5,10 +5,9 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from backends.bridge.wire import LinkState
 from backends.hashing import BLOCK_TOKENS
 from backends.kv_subscriber import EventSource
-from backends.types import Capabilities, EngineLoad
+from backends.types import Capabilities, EngineLoad, LinkState
 from backends.vllm import VllmEngine
 from gateway.control.documents.rulebook import RuleBook
 from gateway.control.fleet.learning import Learning

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import yaml
 
-from backends.bridge.wire import LinkState
+from backends.types import LinkState
 from backends.valkey import EmbeddedValkey
 from gateway.control.documents.rulebook import RULES
 from gateway.control.documents.store import DocumentStore

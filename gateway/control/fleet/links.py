@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from backends.base import KvPath
-from backends.bridge.wire import LinkState
 from backends.errors import BackendError
+from backends.types import LinkState
 from gateway.tasks import TaskSet
 from policies.types import LinkView
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from backends.bridge.wire import LinkState
+from backends.types import LinkState
 from gateway.__main__ import main
 from gateway.app import Gateway
 from gateway.settings import parse_settings

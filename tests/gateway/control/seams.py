@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
-from backends.bridge.wire import LinkState
 from backends.errors import BackendError
 from backends.types import (
     Capabilities,
     EngineLoad,
     LegChunk,
     LegRequest,
+    LinkState,
     PathTraits,
     TransferProgress,
     TransferRequest,

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from backends.bridge.wire import LinkState
+from backends.types import LinkState
 from backends.vllm import VllmEngine
 from gateway.control.documents.rulebook import RuleBook
 from gateway.control.fleet.health import HealthWatch

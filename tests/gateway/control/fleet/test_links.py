@@ -5,9 +5,8 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from backends.bridge.wire import LinkState
 from backends.errors import TransferFailed
-from backends.types import PathTraits
+from backends.types import LinkState, PathTraits
 from gateway.control.fleet.links import POLL_TIMEOUT_S, Link, Links
 from policies.types import LinkView
 from tests.gateway.control.seams import ScriptedPath
