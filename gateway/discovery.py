@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from gateway.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
+from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +101,7 @@ class PodWatch:
 
     async def aclose(self) -> None:
         """Stop watching."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
         await self._client.aclose()
 
     async def _run(self, since: str) -> None:

@@ -1,4 +1,4 @@
-"""Named background tasks that are ended together."""
+"""Background tasks, and how they are ended."""
 
 import asyncio
 import logging
@@ -38,3 +38,10 @@ class TaskSet:
         for name in list(self._by_name):
             self.end(name)
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+async def end_task(task: "asyncio.Task[None] | None") -> None:
+    """Cancel a task, if there is one, and wait for its end, however it ends."""
+    if task is not None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from backends.errors import BackendError
 from gateway.control.fleet.canary import Crossing, answers_alike, find_leaks, make_prompt
 from gateway.control.fleet.pools import Instance, Pools
+from gateway.tasks import end_task
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel
 from policies.types import Role
@@ -67,9 +68,7 @@ class CanaryWatch:
 
     async def aclose(self) -> None:
         """Stop, and close the legs that run."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
 
     async def check(self, only: set[str] | None = None) -> None:
         """Do one round; with ``only``, over the pairs that these instances are part of."""

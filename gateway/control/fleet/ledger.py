@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from gateway.control.fleet.learning import Learning, News
 from gateway.control.naming import digest
 from gateway.redis_client import connect
+from gateway.tasks import end_task
 from policies.output_length import Lengths
 from policies.types import Alignment
 
@@ -104,9 +105,7 @@ class Ledger:
 
     async def aclose(self) -> None:
         """Share what is left, if Redis answers, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
         if self.up and await self.exchange():
             with suppress(RedisError, OSError):
                 async with asyncio.timeout(self._timeout_s):

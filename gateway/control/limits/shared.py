@@ -20,6 +20,7 @@ from gateway.control.limits.leases import Lease
 from gateway.control.limits.scripts import ADMIT, RENEW, SETTLE
 from gateway.control.naming import digest
 from gateway.redis_client import connect
+from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,7 @@ class SharedLimits:
 
     async def aclose(self) -> None:
         """Tell Redis of the last ends, if it answers, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
         if self.up:
             await self.exchange(_LAST_TIMEOUT_S)
         await self._client.aclose()

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from gateway.control.naming import digest
 from gateway.redis_client import connect
+from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)
 
@@ -130,9 +131,7 @@ class Usage:
 
     async def aclose(self) -> None:
         """Share what is left, if Redis answers, and end."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await end_task(self._task)
         if self._client is not None:
             while (self._new or self._sent) and await self.flush():
                 pass
