@@ -1,15 +1,29 @@
 """Kills, cuts and stalls in each phase of a live request: the client gets the exact answer all the same."""
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 
 from tests.integration.faults import cut_link, kill_bridge, watch_admission
-from tests.integration.regions import ANSWER_TOKENS, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
+from tests.integration.regions import (
+    ANSWER_TOKENS,
+    RELAYED,
+    Regions,
+    eventually,
+    in_catch_up,
+    in_eager,
+    in_main,
+    in_prefill,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
+
+FREEZE_WORDS = 200
+"""Their KV crosses before anybody notices that MD is not there."""
 
 Fault = Callable[[Regions], Awaitable[None]]
 
@@ -66,6 +80,37 @@ async def test_any_single_fault_leaves_the_answer_exact(whole: Regions, fault: F
     await breaking
     assert asked.error is None and asked.done and asked.finish_reason == "length"
     assert asked.ids == await whole.alone(asked)
+
+
+async def test_a_frozen_md_costs_the_client_seconds(whole: Regions) -> None:
+    """SPL-46: MD takes the hand-off and says nothing: soon another one goes on, long before the limit of 30 s."""
+    whole.use(RELAYED | {"handoff": {"mode": "one_shot"}})
+    for instance in whole.gateway.pools.instances:
+        instance.extend_tokens_per_s = 1000.0
+    before = whole.newest_timeline().get("request_id")
+
+    async def is_admitted() -> bool:
+        return whole.newest_timeline().get("request_id") != before
+
+    async def freeze() -> int:
+        assert await eventually(is_admitted, 10)
+        await in_eager(whole)
+        pid = whole.cluster.children[_instance(whole, "main")].pid
+        os.kill(pid, signal.SIGSTOP)
+        return pid
+
+    freezing = asyncio.create_task(freeze())
+    try:
+        async with whole.ask(words=FREEZE_WORDS) as asked:
+            await asked.read()
+    finally:
+        os.kill(await freezing, signal.SIGCONT)
+    assert asked.error is None and asked.done
+    assert asked.ids == await whole.alone(asked)
+    events = whole.newest_timeline()["events"]
+    silent = next(one for one in events if one.get("outcome") == "EngineTimeout")
+    started = next(one for one in events if one["event"] == "leg_started" and one["leg"] == silent["leg"])
+    assert silent["t_s"] - started["t_s"] < 12
 
 
 async def test_no_decode_instance_left_is_an_error_that_the_client_sees(whole: Regions) -> None:
