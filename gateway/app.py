@@ -3,19 +3,17 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp
 
 from backends.external import Provider
 from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
-from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.exchange import Limits
 from gateway.build import load_models, model_facts
@@ -39,6 +37,7 @@ from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
 from gateway.relay.service import RelayService
 from gateway.settings import Settings, find_redis
+from gateway.status import Status
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
@@ -87,7 +86,6 @@ class Gateway:
         self._settings = settings
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
-        self._draining = False
         self.metrics = Metrics()
         self.live = self._follow_documents(redis_url) if redis_url else None
         self.rulebook = RuleBook(settings.rules, known=self.live is None or has_rules)
@@ -131,11 +129,22 @@ class Gateway:
         self.passing = build_passing(
             settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.gate
         )
-        self.pages = Pages(self.find_missing, self._find_timeline, self._render_metrics, self._show_rules)
+        self.status = Status(
+            served=list(self.served),
+            pools=self.pools,
+            aligner=self.aligner,
+            passing=self.passing,
+            ledger=self.ledger,
+            live=self.live,
+            rulebook=self.rulebook,
+            tenancy=self.tenancy,
+            timelines=self.timelines,
+            metrics=self.metrics,
+        )
         self.doors = find_doors(settings)
         self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
         self.app: ASGIApp = self._build_app()
-        self.admin_app: ASGIApp = build_admin_app(self.pages, self.doors.own)
+        self.admin_app: ASGIApp = build_admin_app(self.status.pages, self.doors.own)
 
     async def __aenter__(self) -> Self:
         stack = self._stack
@@ -164,7 +173,7 @@ class Gateway:
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
         stack.push_async_callback(self.passing.servers.aclose)
-        for line in self.find_missing():
+        for line in self.status.find_missing():
             log.warning("not ready: %s", line)
         return self
 
@@ -175,27 +184,11 @@ class Gateway:
 
     def drain(self) -> None:
         """Say at ``/ready`` that no more requests are wanted; those that run go on."""
-        self._draining = True
+        self.status.is_draining = True
 
     def cut(self) -> None:
         """End the answers that still run, and tell their clients."""
         self.tenancy.access.clients.cut_off()
-
-    def find_missing(self) -> list[str]:
-        """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
-        now_s = self.pools.clock()
-        missing = ["the gateway is shutting down"] if self._draining else []
-        if self.live is not None and not self.rulebook.known:
-            missing.append(f"rules: {self.live.find_unread(RULES)}")
-        missing += self.tenancy.find_missing()
-        for model in self.served:
-            for role in (Role.P, Role.MD):
-                filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
-                if not filled and role is Role.MD:
-                    missing.append(f"{model}: no {role} instance is configured")
-                elif not any(instance.usable(now_s) for instance in filled):
-                    missing += [_describe(instance) for instance in filled]
-        return missing
 
     def _build_app(self) -> ASGIApp:
         limits = Limits(
@@ -208,7 +201,7 @@ class Gateway:
             generator=self.service,
             created=int(time.time()),
             access=self.tenancy.access,
-            pages=self.pages,
+            pages=self.status.pages,
             door=self.doors.beside_api,
             limits=limits,
             passing=self.passing,
@@ -222,43 +215,9 @@ class Gateway:
     def _count_places(self, model: str) -> int:
         return sum(i.spec.max_running for i in self.pools.of_model(model) if i.spec.role is Role.MD)
 
-    def _find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
-        found = self.timelines.find(request_id)
-        if len(found) > 1:
-            return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
-        return found[0].as_dict() if found else None
-
-    async def _show_rules(self) -> Mapping[str, Any]:
-        return {} if self.live is None else await self.live.describe(RULES, TOPOLOGY)
-
     def _follow_documents(self, redis_url: str) -> LiveDocuments:
         refused = self.metrics.shared.documents_refused
         return LiveDocuments(redis_url, on_refusal=lambda refusal: refused.labels("/".join(refusal.kinds)).inc())
-
-    def _render_metrics(self) -> tuple[bytes, str]:
-        now_s = self.pools.clock()
-        self.metrics.instances.values = {
-            (one.spec.id, one.spec.role.value): (
-                one.usable(now_s),
-                one.in_flight,
-                bool(one.fingerprint),
-                one.leaks_salts,
-            )
-            for one in self.pools.instances
-        }
-        for upstream in self.passing.servers.upstreams:
-            self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
-            self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)
-        if self.ledger is not None:
-            self.metrics.shared.redis_up.set(self.ledger.up)
-            self.metrics.shared.gateways.set(self.ledger.peers + 1)
-        if self.live is not None:
-            self.metrics.shared.documents_revision.set(self.live.revision)
-            if self.live.contact_age_s is not None:
-                self.metrics.shared.documents_age.set(self.live.contact_age_s)
-        self.metrics.aligning.set(self.aligner.running)
-        self.tenancy.show_metrics()
-        return self.metrics.exposition(), CONTENT_TYPE_LATEST
 
     def _discover(self, cluster: DiscoverySettings) -> PodWatch:
         return PodWatch(cluster, frozenset(self.served), partial(self.topology.note_found, cluster.region))
@@ -291,9 +250,3 @@ class Gateway:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
         return Crossing(link.path, link.dialect, kv_name, link.chunk_tokens)
-
-
-def _describe(instance: Instance) -> str:
-    spec = instance.spec
-    why = "draining" if instance.draining else instance.last_error
-    return f"{spec.model}: {spec.role} {spec.id} at {spec.url}: {why}"

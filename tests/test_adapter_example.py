@@ -99,7 +99,7 @@ async def test_the_example_serves(acme: Acme, model_dir: Path) -> None:
         AppServer(gateway.app) as server,
         httpx.AsyncClient(base_url=server.url) as client,
     ):
-        assert gateway.find_missing() == []
+        assert gateway.status.find_missing() == []
         reply = await client.post("/v1/chat/completions", json=body)
     assert reply.status_code == 200
     assert reply.json()["choices"][0]["message"]["content"] == WORDS

@@ -127,7 +127,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         headers = {"authorization": f"Bearer {key}"}
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url, headers=headers, timeout=20))
         async with asyncio.timeout(20):
-            while gateway.find_missing():
+            while gateway.status.find_missing():
                 await engines["md"].questioned(engines["md"].questions + 1)
         marker_ids = gateway.served["tiny"].encoder.encode_now(f"{MARKER} says {MARKER}")
         yield Rig(gateway, http, engines, publisher, store, marker_ids)

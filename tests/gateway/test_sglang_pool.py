@@ -37,7 +37,7 @@ async def test_main_decode_alone_serves(model_dir: Path) -> None:
             AppServer(gateway.app) as server,
             httpx.AsyncClient(base_url=server.url, timeout=10) as client,
         ):
-            assert gateway.find_missing() == []
+            assert gateway.status.find_missing() == []
             asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "return_token_ids": True}
             answers = [await client.post("/v1/completions", json=asked) for _ in range(8)]
             for instance in gateway.pools.instances:

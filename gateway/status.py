@@ -1,0 +1,101 @@
+"""What one gateway process shows of itself: whether it is ready, its metrics, requests and rules."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from gateway.api.admin import Pages
+from gateway.control.documents.live import LiveDocuments
+from gateway.control.documents.rulebook import RULES, RuleBook
+from gateway.control.fleet.ledger import Ledger
+from gateway.control.fleet.pools import Instance, Pools
+from gateway.passthrough.endpoint import Passing
+from gateway.relay.align import Aligner
+from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.timeline import Timelines
+from gateway.tenancy import Tenancy
+from gateway.topology import TOPOLOGY
+from policies.types import Role
+
+
+@dataclass(slots=True)
+class Status:
+    """``served``: names of the models. ``is_draining``: no more requests are wanted."""
+
+    served: Collection[str]
+    pools: Pools
+    aligner: Aligner
+    passing: Passing
+    ledger: Ledger | None
+    live: LiveDocuments | None
+    rulebook: RuleBook
+    tenancy: Tenancy
+    timelines: Timelines
+    metrics: Metrics
+    is_draining: bool = False
+
+    @property
+    def pages(self) -> Pages:
+        """The operator's pages."""
+        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules)
+
+    def find_missing(self) -> list[str]:
+        """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
+        now_s = self.pools.clock()
+        missing = ["the gateway is shutting down"] if self.is_draining else []
+        if self.live is not None and not self.rulebook.known:
+            missing.append(f"rules: {self.live.find_unread(RULES)}")
+        missing += self.tenancy.find_missing()
+        for model in self.served:
+            for role in (Role.P, Role.MD):
+                filled = [i for i in self.pools.of_model(model) if i.spec.role is role]
+                if not filled and role is Role.MD:
+                    missing.append(f"{model}: no {role} instance is configured")
+                elif not any(instance.usable(now_s) for instance in filled):
+                    missing += [_describe(instance) for instance in filled]
+        return missing
+
+    def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
+        """Return a request's timeline, or those of its choices, as JSON values."""
+        found = self.timelines.find(request_id)
+        if len(found) > 1:
+            return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
+        return found[0].as_dict() if found else None
+
+    async def show_rules(self) -> Mapping[str, Any]:
+        """Return which documents are in force here, and what other processes say, as JSON values."""
+        return {} if self.live is None else await self.live.describe(RULES, TOPOLOGY)
+
+    def render_metrics(self) -> tuple[bytes, str]:
+        """Return the metrics page and its content type; gauges are set now."""
+        now_s = self.pools.clock()
+        self.metrics.instances.values = {
+            (one.spec.id, one.spec.role.value): (
+                one.usable(now_s),
+                one.in_flight,
+                bool(one.fingerprint),
+                one.leaks_salts,
+            )
+            for one in self.pools.instances
+        }
+        for upstream in self.passing.servers.upstreams:
+            self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
+            self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)
+        if self.ledger is not None:
+            self.metrics.shared.redis_up.set(self.ledger.up)
+            self.metrics.shared.gateways.set(self.ledger.peers + 1)
+        if self.live is not None:
+            self.metrics.shared.documents_revision.set(self.live.revision)
+            if self.live.contact_age_s is not None:
+                self.metrics.shared.documents_age.set(self.live.contact_age_s)
+        self.metrics.aligning.set(self.aligner.running)
+        self.tenancy.show_metrics()
+        return self.metrics.exposition(), CONTENT_TYPE_LATEST
+
+
+def _describe(instance: Instance) -> str:
+    spec = instance.spec
+    why = "draining" if instance.draining else instance.last_error
+    return f"{spec.model}: {spec.role} {spec.id} at {spec.url}: {why}"
