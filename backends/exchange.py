@@ -28,17 +28,22 @@ class Decoder(Protocol):
         ...
 
 
-async def stream_leg(
-    origin: Origin, path: str, body: bytes, leg: LegRequest, decoder: Decoder, note_loss: Callable[[], None]
-) -> AsyncGenerator[LegChunk, None]:
-    """Post a leg and yield its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
-    response = await origin.send(
+async def post_leg(origin: Origin, path: str, body: bytes, leg: LegRequest) -> Response:
+    """Post a leg and wait for the head of its answer, which the caller closes. Raises the errors of ``Origin.send``."""
+    return await origin.send(
         "POST",
         path,
         body,
         headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id},
         head_timeout_s=leg.first_token_timeout_s,
     )
+
+
+async def stream_leg(
+    origin: Origin, path: str, body: bytes, leg: LegRequest, decoder: Decoder, note_loss: Callable[[], None]
+) -> AsyncGenerator[LegChunk, None]:
+    """Post a leg and yield its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
+    response = await post_leg(origin, path, body, leg)
     try:
         await check_stream(response)
         now_s = asyncio.get_running_loop().time

@@ -12,7 +12,7 @@ import orjson
 
 from backends.completions import leg_fields
 from backends.errors import EngineBroken, EngineFailed
-from backends.exchange import MAX_REFUSAL_BYTES, retry_after_s
+from backends.exchange import MAX_REFUSAL_BYTES, post_leg, retry_after_s
 from backends.refusals import refusal
 from backends.stream import Origin
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage
@@ -51,13 +51,7 @@ class _Whole(msgspec.Struct):
 
 async def lend(origin: Origin, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
     """Run the leg, see ``Engine.generate``: one chunk, at its end."""
-    response = await origin.send(
-        "POST",
-        "/v1/completions",
-        encode_lending(leg),
-        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id},
-        head_timeout_s=leg.first_token_timeout_s,
-    )
+    response = await post_leg(origin, "/v1/completions", encode_lending(leg), leg)
     try:
         body = await response.body(MAX_REFUSAL_BYTES)
     finally:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from backends.errors import EngineBroken, EngineRejected, IdsMissing
-from backends.exchange import check_stream, get, stream_leg
+from backends.exchange import check_stream, get, post_leg, stream_leg
 from backends.metrics import read_samples
 from backends.sglang_wire import GENERATE_PATH, NO_IDS, GenerateDecoder, encode_leg, parse_event, raise_abort
 from backends.sse import EventTooLarge, SseParser
@@ -197,13 +197,7 @@ class SglangEngine:
 
 async def _prefill(origin: Origin, leg: LegRequest, body: bytes) -> None:
     """Let the prefill server compute the prompt's KV; its own answer is of no use. Raises BackendError."""
-    response = await origin.send(
-        "POST",
-        GENERATE_PATH,
-        body,
-        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id},
-        head_timeout_s=leg.first_token_timeout_s,
-    )
+    response = await post_leg(origin, GENERATE_PATH, body, leg)
     try:
         await check_stream(response)
         parser = SseParser()
