@@ -129,18 +129,7 @@ class Gateway:
         self.passing = build_passing(
             settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.gate
         )
-        self.status = Status(
-            served=list(self.served),
-            pools=self.pools,
-            aligner=self.aligner,
-            passing=self.passing,
-            ledger=self.ledger,
-            live=self.live,
-            rulebook=self.rulebook,
-            tenancy=self.tenancy,
-            timelines=self.timelines,
-            metrics=self.metrics,
-        )
+        self.status = self._make_status()
         self.doors = find_doors(settings)
         self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
         self.app: ASGIApp = self._build_app()
@@ -189,6 +178,20 @@ class Gateway:
     def cut(self) -> None:
         """End the answers that still run, and tell their clients."""
         self.tenancy.access.clients.cut_off()
+
+    def _make_status(self) -> Status:
+        return Status(
+            served=list(self.served),
+            pools=self.pools,
+            aligner=self.aligner,
+            passing=self.passing,
+            ledger=self.ledger,
+            live=self.live,
+            rulebook=self.rulebook,
+            tenancy=self.tenancy,
+            timelines=self.timelines,
+            metrics=self.metrics,
+        )
 
     def _build_app(self) -> ASGIApp:
         limits = Limits(
