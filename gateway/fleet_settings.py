@@ -26,7 +26,10 @@ class ModelSettings(Section, frozen=True):
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
-    kv_bytes_per_token: Annotated[Count, Meta(description="KV of one token, all layers, in bytes.")]
+    kv_bytes_per_token: Annotated[
+        Count,
+        Meta(description="KV of one token in bytes: 2 * layers * KV heads * head size * bytes of an element."),
+    ]
     kv_name: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
@@ -115,8 +118,9 @@ class LinkSettings(Section, frozen=True):
     path: Annotated[
         Literal["bridge", "engine_pull", "prefetch", "nixl"],
         Meta(
-            description="Who moves the KV: ``pdd bridge``; the main-decode engine, out of a store that it shares with "
-            "P; the LMCache server in ``dest``; or the main-decode engine, out of P's memory by NIXL."
+            description="Who moves the KV. bridge: ``pdd bridge``. prefetch: the LMCache server in ``dest``. "
+            "engine_pull: the main-decode engine, out of a store that it shares with P. nixl: the same, out of P's "
+            "memory."
         ),
     ] = "bridge"
     bridge: Annotated[

@@ -23,6 +23,7 @@ from gateway.fleet_settings import (
 )
 from gateway.paths import ALL_PATHS
 from policies.rules import BadRules, Rules, parse_rules
+from policies.section import add_choices
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
@@ -192,7 +193,7 @@ def parse_settings(raw: Any) -> Settings:
     try:
         settings = msgspec.convert(raw, Settings)
     except msgspec.ValidationError as error:
-        raise BadSettings(str(error)) from None
+        raise BadSettings(add_choices(str(error), Settings)) from None
     check_references(settings)
     _check_auth(settings.auth)
     _check_discovery(settings)

@@ -25,6 +25,7 @@ from gateway.index.types import PrefixIndex
 from gateway.relay.service import store_id
 from gateway.settings import Settings, check_references
 from gateway.tasks import TaskSet
+from policies.section import add_choices
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def read_topology(value: object) -> Topology:
     try:
         topology = msgspec.convert(value, Topology)
     except msgspec.ValidationError as error:
-        raise BadSettings(str(error)) from None
+        raise BadSettings(add_choices(str(error), Topology)) from None
     for id_, engine in topology.engines.items():
         if engine is not None and engine.id != id_:
             raise BadSettings(f"engines[{id_}].id: {engine.id!r} stands there")

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from policies.placement_rules import PlacementRules
-from policies.section import Name, Seconds, Section, Share
+from policies.section import AT, Name, Seconds, Section, Share, add_choices
 from policies.tenant_rules import CacheRules, ClientFieldRules, LimitRules, ModelRules, OverflowRules, SplittingRules
 
 Pipeline = Literal["direct", "relay"]
@@ -236,11 +236,11 @@ def convert_rules(obj: object, kind: type[T], within: str) -> T:
     try:
         return msgspec.convert(obj, kind)
     except msgspec.ValidationError as error:
-        raise _bad_rules(str(error), within) from None
+        raise _bad_rules(add_choices(str(error), kind), within) from None
 
 
 def _bad_rules(text: str, within: str) -> BadRules:
-    message, _, place = text.partition(" - at `$")
+    message, _, place = text.partition(AT)
     unknown = _UNKNOWN.search(message)
     parts = [within, place.rstrip("`").removeprefix("."), unknown["name"] if unknown else ""]
     return BadRules(".".join(part for part in parts if part), message)

@@ -7,7 +7,7 @@ import inspect
 import re
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from prometheus_client import Metric
@@ -67,10 +67,18 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _description(hint: Any) -> str:
-    if get_origin(hint) is Annotated:
-        texts = [meta.description for meta in hint.__metadata__ if isinstance(meta, msgspec.Meta) and meta.description]
-        return " ".join(texts).replace("``", "`") or _description(get_args(hint)[0])
-    return ""
+    if get_origin(hint) is not Annotated:
+        return _choices(hint, "")
+    texts = [meta.description for meta in hint.__metadata__ if isinstance(meta, msgspec.Meta) and meta.description]
+    inner, text = get_args(hint)[0], " ".join(texts).replace("``", "`")
+    return f"{text} {_choices(inner, text)}".strip() or _description(inner)
+
+
+def _choices(hint: Any, text: str) -> str:
+    """The words that may stand there, unless the text tells of them all."""
+    words = [word for one in (hint, *get_args(hint)) if get_origin(one) is Literal for word in get_args(one)]
+    told = all(re.search(rf"\b{word}\b", text) for word in words)
+    return "" if told else f"One of {', '.join(f'`{word}`' for word in words)}."
 
 
 def metric_rows() -> list[str]:

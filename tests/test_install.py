@@ -94,4 +94,4 @@ def test_an_external_model_says_what_it_needs(python: Path, tmp_path: Path) -> N
     command = [str(python.with_name("pdd")), "serve", "--config", str(config), "--listen", "127.0.0.1:0"]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "external: LiteLLM is needed (pip install 'pdd-gateway[litellm]')" in done.stderr
+    assert "external: LiteLLM is needed (in a checkout: pip install '.[litellm]')" in done.stderr

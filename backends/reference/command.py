@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         service = importlib.import_module("backends.reference.service")
     except ModuleNotFoundError as error:
-        message = f"pdd engine: {error.name} is not installed: pip install 'pdd-gateway[engine]'"
+        message = f"pdd engine: {error.name} is not installed; in a checkout: pip install '.[engine]'"
         print(message, file=sys.stderr)  # noqa: T201 (a command's message)
         return 2
     return int(service.serve(settings))

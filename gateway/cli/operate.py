@@ -175,7 +175,10 @@ def run_change(name: str, work: Callable[[], Coroutine[None, None, None]]) -> in
     except (BadSettings, BadDocument) as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 2
-    except (CannotOperate, Conflict, NotApplied, RedisError, OSError) as error:
+    except (CannotOperate, Conflict, NotApplied, OSError) as error:
         print(f"pdd {name}: {str(error) or 'Redis does not answer in time'}", file=sys.stderr)
+        return 1
+    except RedisError as error:
+        print(f"pdd {name}: Redis (--redis, REDIS_URL or redis_url): {error}", file=sys.stderr)
         return 1
     return 0

@@ -49,7 +49,7 @@ def build_overflow(
     try:
         provider = provider or (load_litellm() if models else None)
     except ImportError as error:
-        raise BadSettings(f"external: LiteLLM is needed (pip install 'pdd-gateway[litellm]'): {error}") from None
+        raise BadSettings(f"external: LiteLLM is needed (in a checkout: pip install '.[litellm]'): {error}") from None
     return Overflow(provider, models, pools, timelines, metrics)
 
 

@@ -1,13 +1,14 @@
 """Rules: defaults, limits, the path of a wrong field, the schema."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 
 from policies.rule_documents import document_schema
 from policies.rules import BadRules, HandoffRules, Rules, parse_rules
-from policies.section import Section
+from policies.section import Section, add_choices
 
 
 def leaves(section: Section, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -75,6 +76,34 @@ def test_wrong_field_is_named(given: Any, path: str) -> None:
     assert caught.value.path == path
     assert caught.value.message
     assert str(caught.value).startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"handoff": {"mode": "both"}}, "auto, catch_up, one_shot"),
+        ({"pipelines": ["rld"]}, "direct, relay"),
+        ({"priority": "urgent"}, "high, low, normal"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_right_ones(given: Any, words: str) -> None:
+    """Where only certain words may stand, the refusal lists them."""
+    with pytest.raises(BadRules, match=f"; it may be {words}$"):
+        parse_rules(given)
+
+
+class Shelf(Section, frozen=True):
+    """Words inside a dict, which may also be null."""
+
+    by_name: dict[str, Literal["a", "b"] | None]
+
+
+def test_choices_are_found_behind_any_key() -> None:
+    """A word in a dict of words is answered with the right ones, at its place; other messages stay as they are."""
+    with pytest.raises(msgspec.ValidationError) as caught:
+        msgspec.convert({"by_name": {"x": "c"}}, Shelf)
+    assert add_choices(str(caught.value), Shelf) == "Invalid enum value 'c'; it may be a, b - at `$.by_name[...]`"
+    assert add_choices("Expected `str`", Shelf) == "Expected `str`"
 
 
 @pytest.mark.parametrize("pipeline", ["singular", "rld", "p_rld", "prefill_relay", "relay_only"])

@@ -14,7 +14,10 @@ class BadSecret(Exception):
 def read_secret(env: str | None, file: str | None) -> bytes | None:
     """Read the secret from the environment variable or the file that is named; None: neither is. Raises BadSecret."""
     if env is not None:
-        secret, where = os.environb.get(env.encode(), b""), f"the environment variable {env}"
+        where = f"the environment variable {env}"
+        if env not in os.environ:
+            raise BadSecret(f"{where} is not set; it must hold the secret, at least {LEAST_SECRET_BYTES} bytes")
+        secret = os.environb[env.encode()]
     elif file is not None:
         where = file
         try:

@@ -81,6 +81,7 @@ async def test_what_does_not_fit_changes_nothing(
     for value, reason in [
         ({"engines": [MD2 | {"model": "x"}]}, "'x' is not in models"),
         ({"engines": [MD2 | {"rolle": "MD"}]}, "unknown field `rolle`"),
+        ({"engines": [MD2 | {"role": "D"}]}, "'D'; it may be MD, P, RLD"),
         ({"links": [{"source": "a", "dest": "c", "bridge": "http://x.invalid"}]}, "no engine is in region 'c'"),
         ({"engine": []}, "the file must hold"),
         ({"engines": [{}]}, "each engine needs an id"),

@@ -201,7 +201,7 @@ async def test_schema_and_validation_alone(
 async def test_unreachable_redis_is_said(write: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """A Redis that is not there is an error, not a traceback."""
     assert await pdd("rules", "set", await write({}), "--redis", "redis://127.0.0.1:1") == 1
-    assert "pdd rules:" in capsys.readouterr().err
+    assert "pdd rules: Redis (--redis, REDIS_URL or redis_url): " in capsys.readouterr().err
     assert await pdd("rules", "set", await write({}), "--redis", "nonsense") == 1
 
 

@@ -54,3 +54,4 @@ def test_bad_secrets_are_refused_without_being_shown(tmp_path: Path, monkeypatch
         with pytest.raises(BadSecret) as caught:
             read_secret(env, file)
         assert "short" not in str(caught.value) and str(env or file) in str(caught.value)
+        assert ("is not set" in str(caught.value)) is (env == "PDD_NO_SECRET")
