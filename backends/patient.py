@@ -60,10 +60,9 @@ class PatientEngine:
         return await self._engine.load()
 
     async def aclose(self) -> None:
-        """Abort what was let go, and close the engine's connections."""
-        for task in self._leaving:
-            task.cancel()
-        await asyncio.gather(*self._leaving, return_exceptions=True)
+        """Close the engine's connections, once what was let go has had its time: an abort may end the engine."""
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         await self._engine.aclose()
 
     def _leave(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:

@@ -141,7 +141,6 @@ class Gateway:
             stack.callback(served.close)
         await self.index.start()
         stack.push_async_callback(self.index.aclose)
-        stack.push_async_callback(self.aligner.aclose)
         if self.ledger is not None:
             await self.ledger.start()
             stack.push_async_callback(self.ledger.aclose)
@@ -152,6 +151,7 @@ class Gateway:
             stack.push_async_callback(self.live.aclose)
         stack.push_async_callback(self.topology.aclose)
         await self.topology.start()
+        stack.push_async_callback(self.aligner.aclose)
         for pods in self._discovery:
             await pods.start()
             stack.push_async_callback(pods.aclose)

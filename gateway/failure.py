@@ -1,8 +1,13 @@
-"""Why an answer cannot be given: raised at any depth, and shown to the client by the API layer."""
+"""Why something cannot be done, as clients and operators are told."""
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an operator is told of a failure; a time-out says nothing of itself."""
+    return str(error) or "no answer in time"
 
 
 class GenerationFailed(Exception):
-    """An answer cannot start or go on. ``status`` is the HTTP status; ``code`` and ``param`` are OpenAI's."""
+    """An answer cannot start or go on, raised at any depth. ``status`` is the HTTP status; ``code`` and ``param`` are OpenAI's."""
 
     def __init__(
         self,

@@ -111,10 +111,12 @@ def refuse_repeated_keys(body: bytes) -> None:
 
     # The outermost object is the last to be complete.
     json.loads(body, object_pairs_hook=remember)
-    for rank, key in enumerate(keys):
-        if key in keys[:rank]:
+    seen: set[str] = set()
+    for key in keys:
+        if key in seen:
             shown = key[:SHOWN_KEY_CHARACTERS]
             raise bad_field(shown, f"The field {shown!r} is given more than once.", "duplicate_field")
+        seen.add(key)
 
 
 def explain_bad_json(body: bytes, error: orjson.JSONDecodeError) -> ApiError:

@@ -1,5 +1,6 @@
 """The two generating endpoints as bare ASGI callables: body in, job, answers, bytes out."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -48,8 +49,11 @@ class Run:
     async def aclose(self) -> None:
         """End what runs, and leave the gate whatever comes between."""
         try:
-            for answer in self.answers:
-                await answer.aclose()
+            if len(self.answers) == 1:
+                await self.answers[0].aclose()
+            else:
+                # Each takes its time to end its legs, and none may run on meanwhile.
+                await asyncio.gather(*[answer.aclose() for answer in self.answers])
         finally:
             self.leave()
 

@@ -111,6 +111,9 @@ async def hold_exchange(
         connection = HTTPConnection(scope)
         tenant = access.identify(connection)
         body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s)
+        if access.clients.is_over:
+            # The cut came before there was a client to tell of it.
+            raise shutting_down()
         async with client:
             with access.clients.holding(client):
                 await answer(Asked(tenant, connection.headers, body, client, reply))

@@ -25,7 +25,7 @@ from gateway.control.documents.live import Refused
 from gateway.control.documents.rulebook import RULES
 from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import TENANT_KIND, TenantBook
-from gateway.failure import GenerationFailed
+from gateway.failure import GenerationFailed, reason_of
 from gateway.fleet_settings import BadSettings
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
@@ -119,7 +119,7 @@ async def _read_documents(gateway: Gateway, redis_url: str) -> None:
     except Refused as error:
         raise CannotInspect(f"the live documents do not fit: {error}") from None
     except (RedisError, OSError) as error:
-        raise CannotInspect(f"redis_url: the index could not be read from there in time: {error}") from None
+        raise CannotInspect(f"redis_url: the index could not be read from there: {reason_of(error)}") from None
     finally:
         await client.aclose()
 

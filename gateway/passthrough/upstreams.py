@@ -11,6 +11,7 @@ import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable
 from backends.stream import Origin
+from gateway.failure import reason_of
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +102,9 @@ class Upstream:
                 found = await self._ask_models()
         except (BackendError, TimeoutError) as error:
             if self.reachable:
-                log.warning("upstream %s is lost: %s", self.id, error)
+                log.warning("upstream %s is lost: %s", self.id, reason_of(error))
             self.reachable = False
-            self.last_error = str(error) or "no answer in time"
+            self.last_error = reason_of(error)
             return
         if self.spec.models is None:
             self.models = found

@@ -93,15 +93,20 @@ async def test_silence_is_told_in_time_but_not_aborted(fake: FakeEngine) -> None
     await engine.aclose()
 
 
-async def test_closing_the_adapter_aborts_what_was_let_go(fake: FakeEngine) -> None:
-    """Nothing is left behind."""
-    gate = HoldGate()
-    fake.script = Script(holds={0: gate})
+async def test_closing_the_adapter_waits_for_what_was_let_go(fake: FakeEngine) -> None:
+    """A gateway that ends, or an instance that leaves it, does not abort a leg before its first token either."""
+    first, second = HoldGate(), HoldGate()
+    fake.script = Script(holds={0: first, 1: second})
     engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
     reading = asyncio.create_task(_read(engine))
-    await gate.arrivals()
+    await first.arrivals()
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await engine.aclose()
+    closing = asyncio.create_task(engine.aclose())
+    done, _ = await asyncio.wait([closing], timeout=0.05)
+    assert not done and fake.running == 1
+    first.open()
+    async with asyncio.timeout(5):
+        await closing
     await fake.idle()
-    assert fake.calls[0].state == "aborted"
+    assert fake.calls[0].state == "aborted" and len(fake.calls[0].ids) == 1

@@ -21,6 +21,8 @@ class ScriptedAnswer:
         self.request = request
         self.stopped_at: int | None = None
         self.closes = 0
+        self.closing: HoldGate | None = None
+        """Where a close waits for its end."""
         self.yielded = 0
         self._steps = steps
         self._watch = watch
@@ -48,6 +50,8 @@ class ScriptedAnswer:
         """Note the close."""
         self.closes += 1
         self._watch.changed()
+        if self.closing is not None:
+            await self.closing.hold()
 
 
 class ScriptedGenerator:

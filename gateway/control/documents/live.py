@@ -21,6 +21,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from gateway.control.documents.store import Ack, Changes, Document, DocumentStore, Key, Refusal
+from gateway.failure import reason_of
 from gateway.redis_client import connect
 from gateway.tasks import TaskSet
 
@@ -154,7 +155,7 @@ class LiveDocuments:
                 self._take(await self._read())
                 await self.store.acknowledge(self._ack())
         except (RedisError, OSError) as error:
-            self.error = f"Redis does not answer: {error}" if str(error) else "Redis does not answer"
+            self.error = f"Redis does not answer: {reason_of(error)}"
             if self.up:
                 log.warning("live documents are lost: %s", self.error)
             self.up = False

@@ -8,6 +8,7 @@ from contextlib import suppress
 from backends.errors import BackendError
 from gateway.control.fleet.canary import Crossing, answers_alike, find_leaks, make_prompt
 from gateway.control.fleet.pools import Instance, Pools
+from gateway.failure import reason_of
 from gateway.tasks import end_task
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel
@@ -127,8 +128,7 @@ class CanaryWatch:
             alike = alike or await answers_alike(self._make_prompt(model), prefill, decode, crossing)
         except (BackendError, TimeoutError, NoWay) as error:
             self._metrics.canaries.labels("failed").inc()
-            reason = str(error) or "no answer in time"
-            log.info("no canary of %s and %s: %s", prefill.spec.id, decode.spec.id, reason)
+            log.info("no canary of %s and %s: %s", prefill.spec.id, decode.spec.id, reason_of(error))
             return None
         self._metrics.canaries.labels("alike" if alike else "different").inc()
         self._alike[prefill.spec.id, decode.spec.id] = alike

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from backends.errors import BackendError
 from backends.types import Capabilities, EngineLoad
 from gateway.control.fleet.pools import Instance
+from gateway.failure import reason_of
 from gateway.tasks import TaskSet
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ class HealthWatch:
                     self._learn(instance, await instance.engine.probe())
         except (BackendError, TimeoutError) as error:
             if instance.reachable:
-                log.warning("instance %s is lost: %s", instance.spec.id, error)
+                log.warning("instance %s is lost: %s", instance.spec.id, reason_of(error))
             instance.reachable = False
             instance.load = None
-            instance.last_error = str(error) or "no answer in time"
+            instance.last_error = reason_of(error)
 
     def _learn(self, instance: Instance, found: Capabilities) -> None:
         if instance.spec.model not in found.models:

@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 
 from gateway.control.fleet.learning import Learning, News
 from gateway.control.naming import digest
+from gateway.failure import reason_of
 from gateway.redis_client import connect
 from gateway.tasks import end_task
 from policies.output_length import Lengths
@@ -121,7 +122,7 @@ class Ledger:
             is_shared = True
         except (RedisError, OSError) as error:
             if self.up:
-                log.warning("the shared ledger is lost: %s", error)
+                log.warning("the shared ledger is lost: %s", reason_of(error))
         finally:
             if not is_shared:
                 self._learning.put_back(news)

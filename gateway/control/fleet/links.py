@@ -9,6 +9,7 @@ from typing import Protocol
 from backends.base import KvPath
 from backends.errors import BackendError
 from backends.types import LinkState
+from gateway.failure import reason_of
 from gateway.tasks import TaskSet
 from policies.types import LinkView
 
@@ -121,8 +122,7 @@ class Links:
                 state = await link.path.link()
         except (BackendError, TimeoutError) as error:
             if link.state is not None:
-                reason = str(error) or "no answer in time"
-                log.warning("the KV path %s->%s is lost: %s", link.source, link.dest, reason)
+                log.warning("the KV path %s->%s is lost: %s", link.source, link.dest, reason_of(error))
             link.state = None
             return
         if link.state is None:

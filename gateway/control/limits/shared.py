@@ -19,6 +19,7 @@ from gateway.control.limits.buckets import Left, Limit, Rates, Standing, Verdict
 from gateway.control.limits.leases import Lease
 from gateway.control.limits.scripts import ADMIT, RENEW, SETTLE
 from gateway.control.naming import digest
+from gateway.failure import reason_of
 from gateway.redis_client import connect
 from gateway.tasks import end_task
 
@@ -135,7 +136,7 @@ class SharedLimits:
                 replies = await self._send(asks, ended)
         except (RedisError, OSError) as error:
             if self.up:
-                log.warning("limits are held by each process alone, at its share of them: %r", error)
+                log.warning("limits are held by each process alone, at its share of them: %s", reason_of(error))
         finally:
             if replies is None:
                 asks, self._asks = [*asks, *self._asks], []

@@ -72,6 +72,21 @@ async def test_nothing_begins_after_the_cut(server: AppServer, state: ApiState, 
     assert not generator.answers
 
 
+async def test_nothing_begins_for_a_body_that_comes_after_the_cut(
+    server: AppServer, state: ApiState, generator: ScriptedGenerator
+) -> None:
+    """OPS-10: a request that was still being read when the gateway's end came is refused, too."""
+    async with connect(server) as connection:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+        connection.writer.write(head.encode())
+        assert (await connection.read_head())[0] == 100
+        state.access.clients.cut_off()
+        connection.writer.write(b"{}")
+        status, _, answer = await connection.read_json()
+    assert (status, answer["error"]["code"]) == (503, "shutting_down")
+    assert not generator.answers
+
+
 @pytest.mark.parametrize("opened", [False, True])
 async def test_a_client_that_takes_no_last_words_is_cut(opened: bool) -> None:
     """OPS-10: a client that reads nothing keeps the gateway for a moment only, whatever it was sent before."""

@@ -127,6 +127,19 @@ async def test_disconnect(
     assert len(asyncio.all_tasks()) <= tasks + 1
 
 
+async def test_no_choice_runs_on_while_another_ends(server: AppServer, generator: ScriptedGenerator) -> None:
+    """STR-04: legs that take their time to end keep no other choice's legs running."""
+    gate, closing = HoldGate(), HoldGate()
+    generator.script = lambda request: [gate]
+    async with connect(server) as connection:
+        await connection.post(PATH, {**STREAM, "n": 3})
+        await gate.arrivals(3)
+        generator.answers[0].closing = closing
+    async with asyncio.timeout(5):
+        await generator.all_closed()
+    closing.open()
+
+
 async def test_disconnect_of_several_choices(server: AppServer, generator: ScriptedGenerator) -> None:
     """Every choice's answer is closed when the client leaves."""
     gate = HoldGate()

@@ -62,6 +62,14 @@ def test_a_body_that_holds_too_much_is_refused(body: bytes) -> None:
     assert (refused.value.status, refused.value.code) == (400, "invalid_value")
 
 
+def test_many_keys_are_looked_through_once() -> None:
+    """A small body of many keys, of which one may be written twice, does not hold the process for seconds."""
+    keys = b",".join(b'"k%d":0' % rank for rank in range(MOST_ENTRIES - 3))
+    assert len(parse_object(b'{"\\u0061":0,' + keys + b"}")) == MOST_ENTRIES - 2
+    with pytest.raises(ApiError, match="'k7' is given more than once"):
+        parse_object(b'{"\\u0061":0,' + keys + b',"k7":1}')
+
+
 def test_long_texts_and_prompts_are_taken() -> None:
     """Marks in a text are no values, and a prompt of a million ids is none too many."""
     text = "[{:," * MOST_ENTRIES * 2

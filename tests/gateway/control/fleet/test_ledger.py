@@ -202,7 +202,7 @@ async def test_redis_restart_heals() -> None:
                 assert process.prompt_tokens < 60_001
 
 
-async def test_a_hung_redis_costs_nothing_but_news(server: EmbeddedValkey) -> None:
+async def test_a_hung_redis_costs_nothing_but_news(server: EmbeddedValkey, caplog: pytest.LogCaptureFixture) -> None:
     """RED-02, RED-03: while Redis takes connections and never answers, exchanges end in time and lose nothing."""
     async with run_pair(server.url, timeout_s=0.2) as (one, other):
         assert await one.ledger.exchange()
@@ -211,6 +211,7 @@ async def test_a_hung_redis_costs_nothing_but_news(server: EmbeddedValkey) -> No
             one.serve()
             assert not await one.ledger.exchange()
             assert not one.ledger.up
+            assert "the shared ledger is lost: no answer in time" in caplog.messages
             assert one.expected() in range(64, 80)
         finally:
             os.kill(server.pid, signal.SIGCONT)
