@@ -7,7 +7,7 @@ def reason_of(error: Exception) -> str:
 
 
 class GenerationFailed(Exception):
-    """An answer cannot start or go on, raised at any depth. ``status`` is the HTTP status; ``code`` and ``param`` are OpenAI's."""
+    """An answer cannot start or go on. ``status`` is the HTTP status; ``code`` and ``param`` are OpenAI's."""
 
     def __init__(
         self,
