@@ -196,7 +196,9 @@ def describe(curve: CurveFile, skipped: int) -> list[str]:
         lines.append(f"{length:8}" + "".join(f"{'-' if time is None else f'{time * 1e3:.2f}':>12}" for time in cells))
     for rate in rates:
         lines += _describe_shape(rate, {length: seconds for (one, length), seconds in times.items() if one == rate})
-    return [*lines, f"{skipped} tries were left out"] if skipped else lines
+    if skipped:
+        lines.append(f"{skipped} tries were left out: no time (--budget-s), or no reuse of the prefix")
+    return lines
 
 
 def _describe_shape(rate: float, times: dict[int, float]) -> list[str]:

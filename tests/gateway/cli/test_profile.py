@@ -100,7 +100,7 @@ async def test_time_is_bounded() -> None:
     assert (engine.now_s < 1.0, measuring.skipped) == (True, 5)
     assert describe(measuring.curve_file("http://e"), measuring.skipped)[-2:] == [
         "hit 0%: no valley",
-        "5 tries were left out",
+        "5 tries were left out: no time (--budget-s), or no reuse of the prefix",
     ]
 
 
