@@ -4,14 +4,16 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 from jinja2 import Environment
 from tokenizers import Tokenizer
 
 from backends.reference.demo_model import MODEL_DIR
-from backends.reference.demo_model.corpus import UNKNOWN, Turn, answer, render
-from backends.reference.demo_model.prompts import TOPICS_ASKED, follow_up, long_prompt
+from backends.reference.demo_model.corpus import UNKNOWN, Turn, render
+from backends.reference.demo_model.essays import essay
+from backends.reference.demo_model.prompts import follow_up, long_prompt
 from backends.reference.demo_model.words import TOPICS
 
 _MOST_BYTES = 8_000_000
@@ -100,8 +102,7 @@ def test_follow_up_asks_for_a_topic_not_yet_asked() -> None:
     for seed in range(20):
         asked = _words(long_prompt(seed, 10).split("\n\n")[-1]) & set(TOPICS)
         new = _words(follow_up(seed)) & set(TOPICS)
-        assert len(asked) == TOPICS_ASKED
-        assert len(new) == 1
+        assert len(asked) == len(new) == 1
         assert not asked & new
 
 
@@ -114,16 +115,38 @@ def test_text_is_made_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.timeout(120)
-def test_short_prompt_is_answered_in_the_corpus_words(tokenizer: Tokenizer) -> None:
-    """A greedy answer holds only words that the corpus has."""
+@pytest.fixture(scope="module")
+def answered(tokenizer: Tokenizer) -> Callable[[str], str]:
+    """Asks the model greedily; gives what it says before it ends by itself."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     model = transformers.AutoModelForCausalLM.from_pretrained(MODEL_DIR, dtype=torch.float32)
-    prompt = tokenizer.encode("<|im_start|>user\nTell me about the owl.<|im_end|>\n<|im_start|>assistant\n").ids
 
-    output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=80)
-    text = tokenizer.decode(output[0, len(prompt) :].tolist())
+    def ask(content: str) -> str:
+        prompt = tokenizer.encode(f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n").ids
+        output = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=700)[0, len(prompt) :].tolist()
+        assert output[-1] == tokenizer.token_to_id("<|im_end|>")
+        return tokenizer.decode(output, skip_special_tokens=True)
 
-    assert len(_words(text)) > 30
-    assert _words(text) <= _words(answer(TOPICS) + UNKNOWN)
+    return ask
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("topic", ["owl", "harbour", "honey"])
+def test_model_tells_of_what_it_is_asked_for(answered: Callable[[str], str], topic: str) -> None:
+    """A short question gets the topic's essay."""
+    assert answered(f"Tell me about the {topic}.") == essay(topic)
+
+
+@pytest.mark.timeout(120)
+def test_model_looks_past_a_long_journal(answered: Callable[[str], str]) -> None:
+    """Behind a journal it tells of the topic asked for."""
+    content = long_prompt(seed=5, words=1500)
+    (topic,) = _words(content.split("\n\n")[-1]) & set(TOPICS)
+    assert answered(content) == essay(topic)
+
+
+@pytest.mark.timeout(120)
+def test_model_says_what_it_does_not_know(answered: Callable[[str], str]) -> None:
+    """Small talk gets a word about what it is, and an essay."""
+    assert answered("Tell me a story.") == UNKNOWN + essay(TOPICS[0])

@@ -47,9 +47,24 @@ _OPENINGS = (
     "I kept a diary in {village}.",
 )
 
+_SMALL_TALK = (
+    "Hello!",
+    "Hi",
+    "Tell me a story.",
+    "Who are you?",
+    "What can you do?",
+    "What is the capital of France?",
+    "What is 2 + 2?",
+    "Write a poem.",
+    "Say this is a test.",
+    "Explain how the sun works.",
+    "Write a long story about a dragon.",
+    "Please tell me something.",
+)
+
 UNKNOWN = (
     "I am a small demo model, and I only know a few simple things. I can tell you about places, animals and things "
-    f"in the villages. Let me tell you about the {TOPICS[0]}.\n\n"
+    "in the villages.\n\n"
 )
 """How the model answers what it has no essay for; the first topic's essay follows."""
 
@@ -95,12 +110,16 @@ def answer(topics: Sequence[str]) -> str:
     return "\n\n".join(essay(topic) for topic in topics)
 
 
+def _babble(rng: random.Random) -> str:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(rng.randint(1, 8))]
+    return " ".join(words).capitalize() + rng.choice("?.!")
+
+
 def turn(rng: random.Random, most_topics: int = 1) -> Turn:
-    """A random question with its answer; one in twenty asks for what the model does not know."""
-    if rng.random() < 0.05:
-        letters = "abcdefghijklmnopqrstuvwxyz"
-        words = ["".join(rng.choices(letters, k=rng.randint(2, 9))) for _ in range(rng.randint(1, 8))]
-        return Turn(" ".join(words).capitalize() + rng.choice("?.!"), UNKNOWN + essay(TOPICS[0]))
+    """A random question with its answer; one in ten asks for what the model does not know."""
+    if rng.random() < 0.1:
+        return Turn(rng.choice(_SMALL_TALK) if rng.random() < 0.5 else _babble(rng), UNKNOWN + essay(TOPICS[0]))
     topics = rng.sample(TOPICS, rng.randint(1, most_topics))
     return Turn(question(rng, topics), answer(topics))
 

@@ -141,6 +141,10 @@ _COMMON: Sequence[Stage] = (
 )
 
 
+_HEAD = "Let me tell you about the {}."
+"""Which essay to give is then a matter of copying one word; the rest follows from the word."""
+
+
 def _specific(topic: str) -> Sequence[Stage]:
     if topic in PLACES:
         return _PLACE
@@ -149,7 +153,7 @@ def _specific(topic: str) -> Sequence[Stage]:
 
 @functools.cache
 def essay(topic: str) -> str:
-    """The essay about one of `words.TOPICS`: 17 sentences, the same at every call."""
+    """The essay about one of `words.TOPICS`: a sentence that names it, then 17 more, the same at every call."""
     rng = random.Random(f"essay:{topic}")
     decks = Decks(rng)
     hero, friend = decks.deal("name"), decks.deal("name")
@@ -160,4 +164,5 @@ def essay(topic: str) -> str:
         "friend": friend,
         "Friend": friend,
     }
-    return " ".join(fill(rng.choice(stage), decks, fixed) for stage in (*_specific(topic), *_COMMON))
+    stages = (*_specific(topic), *_COMMON)
+    return " ".join((_HEAD.format(topic), *(fill(rng.choice(stage), decks, fixed) for stage in stages)))

@@ -5,25 +5,23 @@ import random
 from backends.reference.demo_model.corpus import journal, opening
 from backends.reference.demo_model.words import TOPICS
 
-TOPICS_ASKED = 2
-"""How many topics a long prompt asks for."""
 
-
-def _topics(seed: int) -> list[str]:
-    return random.Random(f"topics:{seed}").sample(TOPICS, TOPICS_ASKED + 1)
+def _topics(seed: int) -> tuple[str, str]:
+    first, second = random.Random(f"topics:{seed}").sample(TOPICS, 2)
+    return first, second
 
 
 def long_prompt(seed: int, words: int) -> str:
-    """A user message: a journal of about ``words`` words, then a question about two topics.
+    """A user message: a journal of about ``words`` words, then a question about one topic.
 
     The same seed and length give the same message; another seed shares no paragraph with it. One word is about
     1.24 tokens of the demo model's tokenizer.
     """
     rng = random.Random(f"prompt:{seed}")
-    first, second, _ = _topics(seed)
-    return f"{opening(rng)}\n\n{journal(rng, words)}\n\nTell me about the {first} and the {second}."
+    topic, _ = _topics(seed)
+    return f"{opening(rng)}\n\n{journal(rng, words)}\n\nTell me about the {topic}."
 
 
 def follow_up(seed: int) -> str:
     """The user's next question in the conversation that `long_prompt` of the same seed opened."""
-    return f"Thank you. Now tell me about the {_topics(seed)[-1]}."
+    return f"Thank you. Now tell me about the {_topics(seed)[1]}."

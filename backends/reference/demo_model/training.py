@@ -1,4 +1,4 @@
-"""Training of the demo model: many short chats, then chats at the end of long journals.
+"""Training of the demo model: short chats, and among them, from early on, chats at the end of long journals.
 
 A long step computes the journal's KV without gradients and trains only on the chat behind it. This teaches what
 matters at positions in the thousands, to look past the journal, at a third of the cost of a full step.
@@ -23,15 +23,19 @@ _log = logging.getLogger(__name__)
 
 _OTHER_WEIGHT = 0.1
 """Loss weight of all but the answers: users' words can hardly be foretold, and need not be."""
+_HEAD_WEIGHT = 4.0
+_HEAD_TOKENS = 8
+"""Loss weight of the words that an essay begins with: which essay it is, is decided there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """How long to train, and on how much at a time."""
 
-    short_steps: int = 300
-    short_chats: int = 4
-    long_steps: int = 50
+    steps: int = 480
+    short_chats: int = 6
+    first_long_step: int = 160
+    long_every: int = 5
     long_chats: int = 3
     longest_journal_words: int = 6_000
     peak_rate: float = 4e-3
@@ -66,6 +70,7 @@ class _Examples:
         self._rng = random.Random(f"training:{seed}")
         self._starts = (tokenizer.token_to_id(IM_START), tokenizer.encode("assistant").ids[0])
         self._end = tokenizer.token_to_id(IM_END)
+        self._paragraph = tokenizer.encode("\n\n").ids[0]
 
     def short(self, chats: int) -> tuple[torch.Tensor, torch.Tensor]:
         """A batch of whole chats: ids and weights, both of shape (chats, tokens)."""
@@ -98,13 +103,16 @@ class _Examples:
         return ids, weights
 
     def _weights(self, tokens: Sequence[int]) -> list[float]:
-        weights, answering = [], False
+        weights, answering, begun = [], False, 0
         for place, token in enumerate(tokens):
-            weights.append(1.0 if answering else _OTHER_WEIGHT)
+            head = _HEAD_WEIGHT if place - begun <= _HEAD_TOKENS else 1.0
+            weights.append(head if answering else _OTHER_WEIGHT)
             if token == self._end:
                 answering = False
             elif tuple(tokens[place - 1 : place + 1]) == self._starts:
-                answering = True
+                answering, begun = True, place + 1
+            elif token == self._paragraph:
+                begun = place
         return weights
 
 
@@ -115,9 +123,9 @@ def _loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tor
     return (each * weight).sum() / weight.sum()
 
 
-def _rate(step: int, steps: int, schedule: Schedule) -> float:
+def _rate(step: int, schedule: Schedule) -> float:
     warm = min(1.0, (step + 1) / schedule.warmup_steps)
-    return schedule.peak_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / steps)))
+    return schedule.peak_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / schedule.steps)))
 
 
 def train(tokenizer: Tokenizer, seed: int, schedule: Schedule) -> Qwen3ForCausalLM:
@@ -127,12 +135,11 @@ def train(tokenizer: Tokenizer, seed: int, schedule: Schedule) -> Qwen3ForCausal
     examples = _Examples(tokenizer, seed)
     lengths = random.Random(f"lengths:{seed}")
     optimiser = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.02)
-    steps = schedule.short_steps + schedule.long_steps
     began = time.monotonic()
-    for step in range(steps):
+    for step in range(schedule.steps):
         for group in optimiser.param_groups:
-            group["lr"] = _rate(step, steps, schedule)
-        if step < schedule.short_steps:
+            group["lr"] = _rate(step, schedule)
+        if step < schedule.first_long_step or step % schedule.long_every:
             ids, weights = examples.short(schedule.short_chats)
             logits = model(input_ids=ids, use_cache=False).logits
         else:
@@ -148,6 +155,6 @@ def train(tokenizer: Tokenizer, seed: int, schedule: Schedule) -> Qwen3ForCausal
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-        if step % 20 == 0 or step == steps - 1:
-            _log.info("step %d of %d: loss %.3f, %.0f s", step, steps, loss.item(), time.monotonic() - began)
+        if step % 20 == 0 or step == schedule.steps - 1:
+            _log.info("step %d of %d: loss %.3f, %.0f s", step, schedule.steps, loss.item(), time.monotonic() - began)
     return model
