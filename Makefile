@@ -4,7 +4,7 @@ BIN := .venv/bin
 FAST := -m "not slow" -p no:cacheprovider
 COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.sse --cov-branch --cov-report=term-missing
 
-.PHONY: install demo test check fast slow e2e e2e-nixl bench clean
+.PHONY: install demo test check fast slow e2e e2e-pipelines e2e-nixl bench clean
 
 install: .venv/.installed
 
@@ -35,9 +35,13 @@ slow: install
 e2e: install .venv-e2e/.installed
 	timeout --kill-after=10 1020 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=960 tests/e2e
 
+# The part of it without faults: each pipeline once, exact, and the figures.
+e2e-pipelines: install .venv-e2e/.installed
+	timeout --kill-after=10 600 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=540 tests/e2e/test_relay.py
+
 # The same engines with NIXL's connector; three of them keep two cores busy even when idle.
 e2e-nixl: install .venv-e2e/.installed
-	timeout --kill-after=10 420 $(BIN)/pytest -m "e2e and nixl" --session-timeout=330 tests/e2e
+	timeout --kill-after=10 600 $(BIN)/pytest -m "e2e and nixl" --session-timeout=540 tests/e2e
 
 .venv-e2e/.installed: tests/e2e/setup.py
 	$(BIN)/python -m tests.e2e.setup .venv-e2e
