@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
+from policies.reasons import REASONS
 from policies.types import Decision, Direct, Plan
 
 
@@ -20,7 +21,7 @@ def explain_plan(plan: Plan) -> dict[str, Any]:
 
 
 def explain_decision(decision: Decision) -> dict[str, Any]:
-    """Say what was known, estimated and chosen: ``facts``, ``estimate``, ``plan``, ``reason`` and ``scores``.
+    """Say what was known, estimated and chosen: ``facts``, ``estimate``, ``plan``, ``reason``, ``why`` and ``scores``.
 
     A hit of None is unknown. ``scores`` holds one entry per role that was filled, in the order of the choice.
     """
@@ -29,6 +30,7 @@ def explain_decision(decision: Decision) -> dict[str, Any]:
         "estimate": to_builtins(decision.estimate),
         "plan": explain_plan(decision.plan),
         "reason": decision.plan.reason,
+        "why": REASONS[decision.plan.reason],
         "scores": [
             {
                 "role": placement.role.value,

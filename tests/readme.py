@@ -18,6 +18,7 @@ from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.settings import Settings
 from gateway.telemetry.metrics import Metrics
+from policies.reasons import REASONS
 from policies.rule_documents import RuleDocument
 from policies.rules import Rules
 
@@ -139,6 +140,7 @@ def tables() -> dict[str, list[str]]:
         "settings": ["| key | default | meaning |", "|---|---|---|", *struct_rows(Settings, skip=(Rules,))],
         "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(RuleDocument)],
         "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
+        "reasons": ["| reason | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in REASONS.items())],
         "commands": ["| command | what it does |", "|---|---|", *command_rows()],
         "modules": ["| module | what it is |", "|---|---|", *module_rows()],
     }

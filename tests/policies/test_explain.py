@@ -6,6 +6,7 @@ import random
 from hypothesis import given, settings
 
 from policies.explain import explain_decision, explain_plan
+from policies.reasons import REASONS
 from policies.route import choose_plan
 from policies.rules import Rules
 from policies.types import Direct, Facts, Hit, NoInstance, Snapshot
@@ -27,6 +28,7 @@ def test_a_relay_is_explained() -> None:
         "classic": False,
     }
     assert told["reason"] == "wan_slow"
+    assert told["why"] == REASONS["wan_slow"]
     assert [score["role"] for score in told["scores"]] == ["MD", "P", "RLD"]
     (candidate,) = told["scores"][0]["candidates"]
     assert candidate["id"] == told["scores"][0]["chosen"] == "m1"

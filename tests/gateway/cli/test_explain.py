@@ -30,7 +30,7 @@ async def test_a_long_cold_prompt_is_relayed(fleet: Fleet) -> None:
     """Facts, estimate, plan, scores and reason are told, and no engine is asked for anything."""
     async with fleet.gateway(COLD) as gateway:
         told = await explain(gateway, body())
-    assert told.keys() == {"facts", "estimate", "plan", "reason", "scores"}
+    assert told.keys() == {"facts", "estimate", "plan", "reason", "why", "scores"}
     assert (told["plan"]["kind"], told["reason"]) == ("relay", "wan_slow")
     assert [told["plan"][role] for role in ("prefill", "relay", "main")] == ["p1", "rld1", "md1"]
     assert told["facts"]["prompt_tokens"] == 4100
