@@ -9,7 +9,7 @@ import orjson
 from backends.errors import BackendError, EngineBroken, EngineFailed, IdsMissing
 from backends.logprobs import finite, likeliest
 from backends.refusals import error_text, judge, safe_word
-from backends.tally import Tally
+from backends.tally import IdTally
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
 
 OWN_FIELDS = frozenset(
@@ -125,7 +125,7 @@ class CompletionDecoder:
 
     def __init__(self, alternatives: int | None) -> None:
         self._alternatives = alternatives
-        self._tally = Tally()
+        self._tally = IdTally()
         self._told: _Usage | None = None
         self._is_first = True
         self.is_done = False

@@ -20,10 +20,12 @@ DRAIN_S = 1.0
 """How long a connection whose answer is known in full may take to end it properly before it is closed."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Carries one exchange at a time. ``on_free`` is called when it may carry another, ``on_lost`` when it is gone."""
 
-    def __init__(self, on_free: Callable[["Connection"], None], on_lost: Callable[["Connection"], None]) -> None:
+    def __init__(
+        self, on_free: Callable[["HttpConnection"], None], on_lost: Callable[["HttpConnection"], None]
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_free = on_free
         self._on_lost = on_lost

@@ -10,7 +10,7 @@ from typing import Protocol
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
 from backends.refusals import refusal
 from backends.sse import EventTooLarge, SseParser
-from backends.stream import Origin, Response
+from backends.stream import HttpOrigin, Response
 from backends.types import LegChunk, LegRequest
 
 MAX_REFUSAL_BYTES = 1024 * 1024
@@ -28,8 +28,8 @@ class Decoder(Protocol):
         ...
 
 
-async def post_leg(origin: Origin, path: str, body: bytes, leg: LegRequest) -> Response:
-    """Post a leg and wait for the head of its answer, which the caller closes. Raises the errors of ``Origin.send``."""
+async def post_leg(origin: HttpOrigin, path: str, body: bytes, leg: LegRequest) -> Response:
+    """Post a leg and wait for the head of its answer, which the caller closes. Raises what ``HttpOrigin.send`` does."""
     return await origin.send(
         "POST",
         path,
@@ -40,7 +40,7 @@ async def post_leg(origin: Origin, path: str, body: bytes, leg: LegRequest) -> R
 
 
 async def stream_leg(
-    origin: Origin, path: str, body: bytes, leg: LegRequest, decoder: Decoder, note_loss: Callable[[], None]
+    origin: HttpOrigin, path: str, body: bytes, leg: LegRequest, decoder: Decoder, note_loss: Callable[[], None]
 ) -> AsyncGenerator[LegChunk, None]:
     """Post a leg and yield its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
     response = await post_leg(origin, path, body, leg)
@@ -68,7 +68,7 @@ async def stream_leg(
         await response.aclose()
 
 
-async def get(origin: Origin, path: str, timeout_s: float) -> bytes:
+async def get(origin: HttpOrigin, path: str, timeout_s: float) -> bytes:
     """Body of a 200. Raises EngineUnavailable, or EngineBroken for an answer that will not get better."""
     try:
         response = await origin.send("GET", path, head_timeout_s=timeout_s)

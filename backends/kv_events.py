@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-BlockHash = int | bytes
+EngineBlockHash = int | bytes
 
 MAX_FRAME_BYTES = 64 << 20
 MAX_RANK = 4096
@@ -39,11 +39,11 @@ class BadFrame(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class BlocksStored:
     """A run of consecutive blocks became resident; ``token_ids`` holds ``block_size`` ids for each hash."""
 
-    hashes: tuple[BlockHash, ...]
-    parent: BlockHash | None
+    hashes: tuple[EngineBlockHash, ...]
+    parent: EngineBlockHash | None
     token_ids: "array[int]"
     block_size: int
     lora_id: int | None = None
@@ -56,17 +56,17 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True)
-class Removed:
+class BlocksRemoved:
     """Blocks left a tier."""
 
-    hashes: tuple[BlockHash, ...]
+    hashes: tuple[EngineBlockHash, ...]
     medium: str | None = None
     group: int | None = None
     remote: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Cleared:
+class BlocksCleared:
     """Every block of a rank is gone; with ``medium``, every block of that tier."""
 
     medium: str | None = None
@@ -77,7 +77,7 @@ class EventBatch:
     """One decoded message. ``skipped`` counts events of types that are not known here."""
 
     rank: int
-    events: tuple[Stored | Removed | Cleared, ...]
+    events: tuple[BlocksStored | BlocksRemoved | BlocksCleared, ...]
     skipped: int
 
 
@@ -99,7 +99,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     return EventBatch(rank, tuple(known), len(events) - len(known))
 
 
-def _decode_event(event: object) -> Stored | Removed | Cleared | None:
+def _decode_event(event: object) -> BlocksStored | BlocksRemoved | BlocksCleared | None:
     kind: object
     values: object
     if isinstance(event, list) and event:
@@ -113,20 +113,20 @@ def _decode_event(event: object) -> Stored | Removed | Cleared | None:
             return _decode_stored(_name_fields(values, _STORED_FIELDS))
         case "BlockRemoved":
             fields = _name_fields(values, _REMOVED_FIELDS)
-            return Removed(
+            return BlocksRemoved(
                 _hashes(fields.get("block_hashes")),
                 _optional_str(fields.get("medium")),
                 _optional_int(fields.get("group_idx")),
                 fields.get("locality") == "REMOTE",
             )
         case "AllBlocksCleared":
-            return Cleared(_optional_str(_name_fields(values, _CLEARED_FIELDS).get("medium")))
+            return BlocksCleared(_optional_str(_name_fields(values, _CLEARED_FIELDS).get("medium")))
         case str():
             return None
     raise BadFrame("event has no type")
 
 
-def _decode_stored(fields: dict[str, Any]) -> Stored:
+def _decode_stored(fields: dict[str, Any]) -> BlocksStored:
     hashes = _hashes(fields.get("block_hashes"))
     token_ids = _token_ids(fields.get("token_ids"))
     block_size = _optional_int(fields.get("block_size"))
@@ -136,7 +136,7 @@ def _decode_stored(fields: dict[str, Any]) -> Stored:
         raise BadFrame("token ids do not fill the blocks")
     if extra_keys is not None and not (isinstance(extra_keys, list) and len(extra_keys) == len(hashes)):
         raise BadFrame("extra keys do not match the blocks")
-    return Stored(
+    return BlocksStored(
         hashes=hashes,
         parent=None if parent is None else _hashes([parent])[0],
         token_ids=token_ids,
@@ -160,7 +160,7 @@ def _name_fields(value: object, names: tuple[str, ...]) -> dict[str, Any]:
     raise BadFrame("neither map nor array")
 
 
-def _hashes(value: object) -> tuple[BlockHash, ...]:
+def _hashes(value: object) -> tuple[EngineBlockHash, ...]:
     if not isinstance(value, list) or not all(type(item) is int or type(item) is bytes for item in value):
         raise BadFrame("block hashes are not integers or bytes")
     return tuple(value)

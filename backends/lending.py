@@ -14,7 +14,7 @@ from backends.completions import leg_fields
 from backends.errors import EngineBroken, EngineFailed
 from backends.exchange import MAX_REFUSAL_BYTES, post_leg, retry_after_s
 from backends.refusals import refusal
-from backends.stream import Origin
+from backends.stream import HttpOrigin
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage
 
 _ASKED = {
@@ -49,7 +49,7 @@ class _Whole(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-async def lend(origin: Origin, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+async def lend(origin: HttpOrigin, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
     """Run the leg, see ``Engine.generate``: one chunk, at its end."""
     response = await post_leg(origin, "/v1/completions", encode_lending(leg), leg)
     try:

@@ -5,9 +5,9 @@ from typing import TypeVar
 import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable
-from backends.stream import Origin
+from backends.stream import HttpOrigin
 
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
 class _Events(msgspec.Struct):
@@ -31,7 +31,7 @@ class CacheServer:
     """One LMCache server at ``url``, its HTTP port. ``users`` counts the engines of the gateway that use it."""
 
     def __init__(self, url: str, *, timeout_s: float = 3.0) -> None:
-        self._origin = Origin(url)
+        self._origin = HttpOrigin(url)
         self._timeout_s = timeout_s
         self.users = 0
 
@@ -41,7 +41,7 @@ class CacheServer:
         engines = {*found.registered_gpu_ids, *found.registered_non_cuda_instance_ids}
         return CacheStatus(str(found.kv_events.incarnation), len(engines))
 
-    async def ask(self, verb: str, path: str, body: bytes, answer: type[Answer]) -> Answer:
+    async def ask(self, verb: str, path: str, body: bytes, answer: type[_Answer]) -> _Answer:
         """One call. Raises EngineUnavailable when it fails, EngineBroken when its answer is not what was agreed on."""
         headers = {"Content-Type": "application/json"} if body else {}
         try:
@@ -61,7 +61,7 @@ class CacheServer:
         await self._origin.aclose()
 
 
-def _decode(text: bytes, path: str, answer: type[Answer]) -> Answer:
+def _decode(text: bytes, path: str, answer: type[_Answer]) -> _Answer:
     try:
         return msgspec.json.decode(text, type=answer)
     except (msgspec.DecodeError, UnicodeDecodeError):

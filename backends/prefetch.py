@@ -39,7 +39,7 @@ class _Polled(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PrefetchPace:
     """How to ask: least chunks of one slice, most slices of one prompt, and pauses in seconds.
 
     Every slice names the whole prefix again, so that many slices of a long prompt would be much to say.
@@ -56,10 +56,10 @@ class PrefetchPath:
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
-    def __init__(self, server: CacheServer, *, world_size: int = 1, pace: Pace | None = None) -> None:
+    def __init__(self, server: CacheServer, *, world_size: int = 1, pace: PrefetchPace | None = None) -> None:
         self._server = server
         self._world_size = world_size
-        self._pace = pace or Pace()
+        self._pace = pace or PrefetchPace()
         self._open = OpenTransfers()
 
     async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:

@@ -62,7 +62,7 @@ class Tls:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ServedApp:
     """An application and where it is served. ``label``: what is said before the address once it listens."""
 
     app: ASGIApp
@@ -96,12 +96,12 @@ async def serve(
     app: ASGIApp, listener: socket.socket, on_stop: Callable[[], None], *, grace_s: int = SHUTDOWN_GRACE_S
 ) -> None:
     """Serve one application; see ``serve_sites``."""
-    await serve_sites(Site(app, listener), on_stop=on_stop, grace_s=grace_s)
+    await serve_sites(ServedApp(app, listener), on_stop=on_stop, grace_s=grace_s)
 
 
 async def serve_sites(
-    main: Site,
-    *beside: Site,
+    main: ServedApp,
+    *beside: ServedApp,
     on_stop: Callable[[], None],
     on_cut: Callable[[], None] | None = None,
     grace_s: int = SHUTDOWN_GRACE_S,
@@ -140,7 +140,7 @@ async def serve_sites(
             site.listener.close()
 
 
-def make_config(site: Site, grace_s: int = SHUTDOWN_GRACE_S) -> uvicorn.Config:
+def make_config(site: ServedApp, grace_s: int = SHUTDOWN_GRACE_S) -> uvicorn.Config:
     """Return uvicorn's configuration for a site. Nothing that a client says of its address is believed here."""
     tls = site.tls
     return uvicorn.Config(
@@ -165,7 +165,7 @@ def make_config(site: Site, grace_s: int = SHUTDOWN_GRACE_S) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server, with the signals left to ``serve_sites`` and the address told once it listens."""
 
-    def __init__(self, site: Site, grace_s: int) -> None:
+    def __init__(self, site: ServedApp, grace_s: int) -> None:
         super().__init__(make_config(site, grace_s))
         self._site = site
 

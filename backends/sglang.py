@@ -20,7 +20,7 @@ from backends.exchange import check_stream, get, post_leg, stream_leg
 from backends.metrics import read_samples
 from backends.sglang_wire import GENERATE_PATH, NO_IDS, GenerateDecoder, encode_leg, parse_event, raise_abort
 from backends.sse import EventTooLarge, SseParser
-from backends.stream import Origin
+from backends.stream import HttpOrigin
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, Sampling
 
 BOOTSTRAP_PORT = 8998
@@ -73,8 +73,8 @@ class SglangEngine:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         prefill = options.prefill if options else None
         self._id = id
-        self._origin = Origin(url, headers=headers)
-        self._prefill_origin = Origin(prefill.url, headers=headers) if prefill else None
+        self._origin = HttpOrigin(url, headers=headers)
+        self._prefill_origin = HttpOrigin(prefill.url, headers=headers) if prefill else None
         self._bootstrap: dict[str, Any] = {}
         if prefill:
             host = prefill.bootstrap_host or urlsplit(prefill.url).hostname
@@ -140,7 +140,7 @@ class SglangEngine:
     def _stream(self, leg: LegRequest, body: bytes) -> AsyncGenerator[LegChunk, None]:
         return stream_leg(self._origin, GENERATE_PATH, body, leg, GenerateDecoder(leg), self._note_loss)
 
-    async def _generate_by_pair(self, leg: LegRequest, prefill_origin: Origin) -> AsyncGenerator[LegChunk, None]:
+    async def _generate_by_pair(self, leg: LegRequest, prefill_origin: HttpOrigin) -> AsyncGenerator[LegChunk, None]:
         """Send the leg to both servers. A prefill that fails before the first token is the leg's failure.
 
         The decode server would wait for its KV in vain.
@@ -195,7 +195,7 @@ class SglangEngine:
         return await get(self._origin, path, self._control_timeout_s)
 
 
-async def _prefill(origin: Origin, leg: LegRequest, body: bytes) -> None:
+async def _prefill(origin: HttpOrigin, leg: LegRequest, body: bytes) -> None:
     """Let the prefill server compute the prompt's KV; its own answer is of no use. Raises BackendError."""
     response = await post_leg(origin, GENERATE_PATH, body, leg)
     try:

@@ -13,7 +13,7 @@ import orjson
 
 from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable, IdsMissing
 from backends.logprobs import finite, likeliest
-from backends.tally import Tally
+from backends.tally import IdTally
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
 
 GENERATE_PATH = "/generate"
@@ -118,7 +118,7 @@ class GenerateDecoder:
         self._own_stops = self._asked_stops if sampling.ignore_eos else frozenset[int]()
         self._min_tokens = leg.min_tokens
         self._alternatives = sampling.logprobs
-        self._tally = Tally()
+        self._tally = IdTally()
         self.is_done = False
         """The leg has ended properly."""
 

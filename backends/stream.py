@@ -11,7 +11,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from backends.connection import Connection
+from backends.connection import HttpConnection
 from backends.errors import EngineBroken, EngineUnavailable
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -24,7 +24,7 @@ class Response:
 
     __slots__ = ("_connection", "_is_over", "headers", "status")
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self._connection = connection
         self._is_over = False
         self.status = connection.status
@@ -64,7 +64,7 @@ class Response:
             await self._connection.closed()
 
 
-class Origin:
+class HttpOrigin:
     """Connections to one ``http`` or ``https`` origin. ``headers`` go out with each request."""
 
     def __init__(
@@ -84,8 +84,8 @@ class Origin:
         self._ssl = (ssl_context or ssl.create_default_context()) if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
         self._head = _header_lines({"Host": parts.netloc.rpartition("@")[2], "Accept": "*/*", **(headers or {})})
-        self._idle: deque[Connection] = deque()
-        self._all: set[Connection] = set()
+        self._idle: deque[HttpConnection] = deque()
+        self._all: set[HttpConnection] = set()
 
     @property
     def open_connections(self) -> int:
@@ -128,7 +128,7 @@ class Origin:
             connection.abort()
             await connection.closed()
 
-    async def _exchange(self, connection: Connection, request: bytes, deadline_s: float) -> Response:
+    async def _exchange(self, connection: HttpConnection, request: bytes, deadline_s: float) -> Response:
         is_answered = False
         try:
             connection.begin(request, deadline_s)
@@ -140,12 +140,12 @@ class Origin:
                 await connection.closed()
         return Response(connection)
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(self._keep, self._forget), self._host, self._port, ssl=self._ssl
+                    lambda: HttpConnection(self._keep, self._forget), self._host, self._port, ssl=self._ssl
                 )
         except TimeoutError:
             raise EngineUnavailable(f"no connection to {self._host}:{self._port} in time") from None
@@ -156,7 +156,7 @@ class Origin:
             self._all.add(connection)
         return connection
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> HttpConnection | None:
         self._close_expired()
         while self._idle:
             connection = self._idle.pop()
@@ -164,7 +164,7 @@ class Origin:
                 return connection
         return None
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: HttpConnection) -> None:
         self._idle.append(connection)
         self._close_expired()
 
@@ -173,7 +173,7 @@ class Origin:
         while self._idle and (len(self._idle) > IDLE_CONNECTIONS or self._idle[0].idle_since_s < oldest_s):
             self._idle.popleft().abort()
 
-    def _forget(self, connection: Connection) -> None:
+    def _forget(self, connection: HttpConnection) -> None:
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

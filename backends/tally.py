@@ -3,7 +3,7 @@
 from backends.errors import EngineBroken, IdsMissing
 
 
-class Tally:
+class IdTally:
     """``tokens``: how many ids came so far."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from backends.exchange import get, stream_leg
 from backends.generate import GENERATE_PATH, encode_generate, leaves_no_default
 from backends.lending import lend
 from backends.metrics import find_label, read_samples
-from backends.stream import Origin
+from backends.stream import HttpOrigin
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
 
 
@@ -49,7 +49,7 @@ class VllmEngine:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._id = id
         self._host = urlsplit(url).hostname or ""
-        self._origin = Origin(url, headers=headers, connect_timeout_s=connect_timeout_s, ssl_context=ssl_context)
+        self._origin = HttpOrigin(url, headers=headers, connect_timeout_s=connect_timeout_s, ssl_context=ssl_context)
         self._control_timeout_s = control_timeout_s
         self._boot_id: str | None = None
         self._loses_ids = False

@@ -15,12 +15,12 @@ from backends.external import Provider
 from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.exchange import Limits
+from gateway.api.exchange import RequestLimits
 from gateway.build import load_models, model_facts
 from gateway.control.documents.live import LiveDocuments
 from gateway.control.documents.rulebook import RULES, RuleBook
 from gateway.control.fleet.canaries import CanaryWatch, NoWay
-from gateway.control.fleet.canary import Crossing
+from gateway.control.fleet.canary import CanaryPath
 from gateway.control.fleet.learning import Learning
 from gateway.control.fleet.ledger import Ledger
 from gateway.control.fleet.pools import Instance
@@ -29,8 +29,7 @@ from gateway.discovery import PodWatch
 from gateway.exposure import find_doors
 from gateway.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.index.metered import MeteredIndex
-from gateway.index.types import InstanceSpec as CacheSpec
-from gateway.index.types import PrefixIndex
+from gateway.index.types import CacheSpec, PrefixIndex
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
@@ -194,7 +193,7 @@ class Gateway:
         )
 
     def _build_app(self) -> ASGIApp:
-        limits = Limits(
+        limits = RequestLimits(
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
             write_timeout_s=self._settings.limits.write_timeout_s,
@@ -245,11 +244,11 @@ class Gateway:
         )
         self.canaries.notice(instance)
 
-    def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> Crossing | None:
+    def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
         if prefill.spec.region == decode.spec.region:
             return None
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
-        return Crossing(link.path, link.dialect, kv_name, link.chunk_tokens)
+        return CanaryPath(link.path, link.dialect, kv_name, link.chunk_tokens)

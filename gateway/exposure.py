@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from backends.serving import BadTls, Tls, parse_listen
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from gateway.control.tenants.secret import BadSecret, read_secret
 from gateway.fleet_settings import BadSettings
 from gateway.settings import Settings
@@ -11,14 +11,14 @@ from gateway.tenancy import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
-class Doors:
+class AdminAccess:
     """The ways to the operator's pages: beside the API, and on a listener of their own."""
 
-    beside_api: Door
-    own: Door
+    beside_api: AdminAuth
+    own: AdminAuth
 
 
-def find_doors(settings: Settings) -> Doors:
+def find_doors(settings: Settings) -> AdminAccess:
     """Return who may see the operator's pages. Raises BadSettings where anybody could."""
     admin = settings.admin
     try:
@@ -26,7 +26,7 @@ def find_doors(settings: Settings) -> Doors:
     except BadSecret as error:
         raise BadSettings(f"admin.key_env: {error}") from None
     if admin.listen is None:
-        return Doors(Door(key is None and is_private(settings), key), Door())
+        return AdminAccess(AdminAuth(key is None and is_private(settings), key), AdminAuth())
     host = parse_listen(admin.listen)[0]
     if key is not None and admin.open:
         raise BadSettings("admin.open: a key is asked for, as there is admin.key_env")
@@ -35,7 +35,7 @@ def find_doors(settings: Settings) -> Doors:
             f"admin.key_env: not set, and {host} of admin.listen can be reached from elsewhere; set it, listen on "
             "127.0.0.1, or say admin.open: true"
         )
-    return Doors(Door(), Door(key is None, key))
+    return AdminAccess(AdminAuth(), AdminAuth(key is None, key))
 
 
 def is_private(settings: Settings) -> bool:

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from typing import Literal
 
-Form = Literal["json", "multipart"]
+BodyFormat = Literal["json", "multipart"]
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
 """Passed on for the models of upstreams only: the gateway answers these itself for its own."""
 
-PASSED_PATHS: Mapping[str, Form] = {
+PASSED_PATHS: Mapping[str, BodyFormat] = {
     "/v1/responses": "json",
     "/v1/messages": "json",
     "/v1/messages/count_tokens": "json",

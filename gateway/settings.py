@@ -25,7 +25,7 @@ from gateway.paths import ALL_PATHS
 from policies.rules import BadRules, Rules, parse_rules
 from policies.section import add_choices
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class LimitSettings(Section, frozen=True):
@@ -201,7 +201,7 @@ def parse_settings(raw: Any) -> Settings:
     return settings
 
 
-def find_proxies(settings: Settings) -> tuple[Network, ...]:
+def find_proxies(settings: Settings) -> tuple[IpNetwork, ...]:
     """Return the networks of the proxies that are believed. Raises BadSettings."""
     networks = []
     for number, text in enumerate(settings.trusted_proxies):

@@ -11,7 +11,7 @@ from gateway.control.documents.live import LiveDocuments
 from gateway.control.documents.rulebook import RULES, RuleBook
 from gateway.control.fleet.ledger import Ledger
 from gateway.control.fleet.pools import Instance, Pools
-from gateway.passthrough.endpoint import Passing
+from gateway.passthrough.endpoint import PassthroughService
 from gateway.relay.align import Aligner
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
@@ -27,7 +27,7 @@ class Status:
     served: Collection[str]
     pools: Pools
     aligner: Aligner
-    passing: Passing
+    passing: PassthroughService
     ledger: Ledger | None
     live: LiveDocuments | None
     rulebook: RuleBook

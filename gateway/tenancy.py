@@ -6,16 +6,16 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from gateway.api.exchange import Access
-from gateway.api.gate import Gate
+from gateway.api.gate import AdmissionControl
 from gateway.api.identify import Identify, KeyCheck, identify_anyone
 from gateway.control.documents.live import LiveDocuments
-from gateway.control.limits.admission import Queues
+from gateway.control.limits.admission import AdmissionQueues
 from gateway.control.limits.failures import Failures
-from gateway.control.limits.gate import LimitGate
+from gateway.control.limits.gate import RateLimiter
 from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantBook
 from gateway.control.tenants.salts import Salts
 from gateway.control.tenants.secret import BadSecret, derive, read_secret
-from gateway.control.tenants.usage import Usage
+from gateway.control.tenants.usage import UsageMeter
 from gateway.fleet_settings import BadSettings
 from gateway.index.shared import RedisIndex
 from gateway.settings import AuthSettings, Settings
@@ -52,16 +52,16 @@ class Tenancy:
         if self.book is not None and live is not None:
             live.follow(self.book.apply, TENANT_KIND, KEY_KIND)
         asked = settings.admission
-        self.limits = LimitGate(redis_url, processes)
-        self.queues = Queues(
+        self.limits = RateLimiter(redis_url, processes)
+        self.queues = AdmissionQueues(
             lambda model: asked.max_running or places(model) or None, asked.max_waiting, asked.deadline_s
         )
-        self.usage = Usage(redis_url, metrics.registry)
+        self.usage = UsageMeter(redis_url, metrics.registry)
         self.access = Access(
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
             salts=Salts(secret),
-            gate=Gate(self.limits, self.queues, self.usage, metrics),
+            gate=AdmissionControl(self.limits, self.queues, self.usage, metrics),
             shows_plans=self.book is None,
         )
 

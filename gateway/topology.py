@@ -13,15 +13,14 @@ from msgspec import Meta
 
 from backends.lmcache import CacheServer
 from gateway.build import build_instance, build_link
-from gateway.control.documents.live import Refused
+from gateway.control.documents.live import DocumentsRefused
 from gateway.control.documents.store import Document
 from gateway.control.fleet.health import HealthWatch
 from gateway.control.fleet.links import Link, Links
 from gateway.control.fleet.pools import Instance, Pools
 from gateway.discovery import Found
 from gateway.fleet_settings import BadSettings, EngineSettings, LinkSettings, Section
-from gateway.index.types import InstanceSpec as CacheSpec
-from gateway.index.types import PrefixIndex
+from gateway.index.types import CacheSpec, PrefixIndex
 from gateway.relay.service import store_id
 from gateway.settings import Settings, check_references
 from gateway.tasks import TaskSet
@@ -132,7 +131,7 @@ class LiveTopology:
             topology = read_topology(body)
             self._put_in_force(topology)
         except BadSettings as error:
-            raise Refused(FLEET, str(error)) from None
+            raise DocumentsRefused(FLEET, str(error)) from None
         self._document = topology
 
     def note_found(self, region: str, found: Found) -> None:

@@ -21,7 +21,7 @@ Prefix = Annotated[
     Weight, Meta(description="Share of the prompt in cache, less where the instance is busier than others.")
 ]
 Queue = Annotated[Weight, Meta(description="Room in the engine's batch.")]
-Kv = Annotated[Weight, Meta(description="Free KV memory.")]
+KvRoom = Annotated[Weight, Meta(description="Free KV memory.")]
 Session = Annotated[Weight, Meta(description="The instance served this conversation before.")]
 Wan = Annotated[Weight, Meta(description="How soon missing KV would cross, against the best candidate.")]
 Prefill = Annotated[Weight, Meta(description="Prefill time by the measured curve, against the best candidate.")]
@@ -32,7 +32,7 @@ class PrefillWeights(Weights, frozen=True):
 
     prefix: Prefix = 1.0
     queue: Queue = 1.0
-    kv: Kv = 0.25
+    kv: KvRoom = 0.25
     session: Session = 0.25
     wan: Wan = 0.5
     prefill: Prefill = 1.5
@@ -43,7 +43,7 @@ class RelayWeights(Weights, frozen=True):
 
     prefix: Prefix = 0.25
     queue: Queue = 1.5
-    kv: Kv = 0.5
+    kv: KvRoom = 0.5
     session: Session = 0.25
 
 
@@ -52,7 +52,7 @@ class MainWeights(Weights, frozen=True):
 
     prefix: Prefix = 1.5
     queue: Queue = 1.0
-    kv: Kv = 0.5
+    kv: KvRoom = 0.5
     session: Session = 0.5
     wan: Wan = 1.0
 

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from policies.section import Name, Section
 
-Limit = Annotated[int, Meta(ge=1, le=10**12)]
+LimitValue = Annotated[int, Meta(ge=1, le=10**12)]
 
 
 class ModelRules(Section, frozen=True):
@@ -26,14 +26,18 @@ class ModelRules(Section, frozen=True):
 class LimitRules(Section, frozen=True):
     """How much a tenant may ask for, over all gateway processes."""
 
-    requests_per_min: Annotated[Limit | None, Meta(description="Requests started in a minute. null: no limit.")] = None
-    tokens_per_min: Annotated[
-        Limit | None, Meta(description="Prompt and answer tokens in a minute. null: no limit.")
+    requests_per_min: Annotated[
+        LimitValue | None, Meta(description="Requests started in a minute. null: no limit.")
     ] = None
-    concurrent: Annotated[Limit | None, Meta(description="Requests running at once. null: no limit.")] = None
-    max_prompt_tokens: Annotated[Limit | None, Meta(description="Longest prompt. null: what the model takes.")] = None
+    tokens_per_min: Annotated[
+        LimitValue | None, Meta(description="Prompt and answer tokens in a minute. null: no limit.")
+    ] = None
+    concurrent: Annotated[LimitValue | None, Meta(description="Requests running at once. null: no limit.")] = None
+    max_prompt_tokens: Annotated[LimitValue | None, Meta(description="Longest prompt. null: what the model takes.")] = (
+        None
+    )
     max_output_tokens: Annotated[
-        Limit | None, Meta(description="Longest answer that may be asked for. null: what the model gives.")
+        LimitValue | None, Meta(description="Longest answer that may be asked for. null: what the model gives.")
     ] = None
 
 

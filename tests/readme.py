@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
-from gateway.control.tenants.usage import Usage
+from gateway.control.tenants.usage import UsageMeter
 from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.settings import Settings
@@ -86,7 +86,7 @@ def metric_rows() -> list[str]:
     """One row for each metric."""
     registry = Metrics().registry
     MeteredIndex(MemoryIndex(), registry)
-    Usage(None, registry)
+    UsageMeter(None, registry)
     found: list[Metric] = sorted(registry.collect(), key=lambda metric: metric.name)
     return [f"| `{_exposed(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
 

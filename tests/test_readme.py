@@ -10,9 +10,9 @@ from starlette.routing import Route
 from backends.adapters import EngineSpec, build_engine
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from gateway.control.fleet.pools import Pools
-from gateway.passthrough.endpoint import Passing, pass_routes
+from gateway.passthrough.endpoint import PassthroughService, pass_routes
 from gateway.passthrough.servers import Servers
 from gateway.settings import AuthSettings, parse_settings
 from gateway.telemetry.metrics import Metrics
@@ -37,10 +37,10 @@ def test_every_route_is_documented() -> None:
         created=0,
         access=make_access(),
         pages=Pages(list, lambda _: None, lambda: (b"", "text/plain")),
-        door=Door(is_open=True),
+        door=AdminAuth(is_open=True),
     )
     served = set()
-    passing = Passing(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.gate)
+    passing = PassthroughService(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.gate)
     passed = pass_routes(passing, state.access, state.limits)
     for route in build_app(state, passed).routes:
         assert isinstance(route, Route)

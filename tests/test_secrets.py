@@ -3,11 +3,11 @@
 import pytest
 
 from backends.adapters import EngineSpec
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 from backends.external import ExternalModel
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from gateway.control.tenants.book import TenantBook
-from gateway.control.tenants.keys import Key
+from gateway.control.tenants.keys import ApiKey
 
 SECRET = "s3cretword"
 
@@ -17,13 +17,13 @@ SECRET = "s3cretword"
     [
         EngineSpec("id", "http://x", SECRET, {}),
         ExternalModel("model", None, SECRET),
-        Address.parse(f"redis://user:{SECRET}@store:6379"),
-        Door(key=SECRET.encode()),
-        Key("id", SECRET),
+        StoreAddress.parse(f"redis://user:{SECRET}@store:6379"),
+        AdminAuth(key=SECRET.encode()),
+        ApiKey("id", SECRET),
         TenantBook(SECRET.encode()),
     ],
 )
 def test_not_in_a_representation(holder: object) -> None:
     """Neither ``repr`` nor formatting tells it."""
     assert SECRET not in repr(holder)
-    assert isinstance(holder, Key) or SECRET not in f"{holder}"
+    assert isinstance(holder, ApiKey) or SECRET not in f"{holder}"

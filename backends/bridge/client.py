@@ -7,9 +7,9 @@ from typing import cast
 import msgspec
 
 from backends.bridge.keys import DIALECTS
-from backends.bridge.wire import DialectName, OpenTransfer, TransferLine
+from backends.bridge.wire import DialectName, TransferLine, TransferOrder
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
-from backends.stream import Origin, Response
+from backends.stream import HttpOrigin, Response
 from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
 
 _DEADLINE_GRACE_S = 10.0
@@ -25,7 +25,7 @@ class BridgePath:
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
     def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1) -> None:
-        self._origin = Origin(url)
+        self._origin = HttpOrigin(url)
         self._dtype = dtype
         self._world_size = world_size
 
@@ -34,7 +34,7 @@ class BridgePath:
         if request.dialect not in DIALECTS:
             raise TransferFailed(f"unknown key dialect {request.dialect!r}")
         body = msgspec.json.encode(
-            OpenTransfer(
+            TransferOrder(
                 transfer_id=request.transfer_id,
                 dialect=cast(DialectName, request.dialect),
                 model=request.model,

@@ -9,9 +9,9 @@ import sys
 import uvloop
 
 from backends.bridge.mover import Mover
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 from backends.bridge.server import make_app
-from backends.bridge.types import Limits
+from backends.bridge.types import BridgeLimits
 from backends.lifetime import die_with_parent
 from backends.serving import CannotListen, bind, parse_listen, serve
 
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    defaults = Limits()
+    defaults = BridgeLimits()
     parser.add_argument("--source", required=True, metavar="URL", help="the sending region's store, across the link")
     parser.add_argument("--dest", required=True, metavar="URL", help="the receiving region's store, near by")
     parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="port 0: any free one")
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.die_with_parent:
         die_with_parent(parent_pid=os.getppid())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    limits = Limits(
+    limits = BridgeLimits(
         connections=args.connections,
         memory_bytes=args.memory_mib * _MIB,
         small_bytes=args.small_mib * _MIB,
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         rate_cap_bytes_per_s=args.rate_mbit * 125_000 if args.rate_mbit else None,
     )
     try:
-        source, destination = Address.parse(args.source), Address.parse(args.dest)
+        source, destination = StoreAddress.parse(args.source), StoreAddress.parse(args.dest)
         host, port = parse_listen(args.listen)
     except ValueError as error:
         sys.stderr.write(f"pdd bridge: {error}\n")
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(source: Address, destination: Address, limits: Limits, host: str, port: int) -> None:
+async def _serve(source: StoreAddress, destination: StoreAddress, limits: BridgeLimits, host: str, port: int) -> None:
     listener = bind(host, port)
     mover = Mover(source, destination, limits)
     async with asyncio.TaskGroup() as tasks:

@@ -45,7 +45,7 @@ class KeyRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class KeyDialect:
     """How a store spells chunks. ``guard_suffix`` names the string that makes a chunk exist, where there is one."""
 
     name: str
@@ -132,12 +132,12 @@ def _spell_server(request: KeyRequest) -> Iterator[str]:
             yield f"{request.model}@{kv_rank:08x}@0@{chained.hex()}{tag}"
 
 
-DIALECTS: Mapping[str, Dialect] = MappingProxyType(
+DIALECTS: Mapping[str, KeyDialect] = MappingProxyType(
     {
         dialect.name: dialect
         for dialect in (
-            Dialect("lmcache", _spell_in_process, value_suffix="kv_bytes", guard_suffix="metadata"),
-            Dialect("lmcache-mp", _spell_server),
+            KeyDialect("lmcache", _spell_in_process, value_suffix="kv_bytes", guard_suffix="metadata"),
+            KeyDialect("lmcache-mp", _spell_server),
         )
     }
 )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost
+from backends.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection
 
 log = logging.getLogger(__name__)
 
@@ -12,7 +12,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
-class Line:
+class StoreLine:
     """Keeps one connection open while ``keep`` runs.
 
     ``on_change`` is called after the line came up or went down; ``on_bytes`` with each count of received bytes.
@@ -20,7 +20,7 @@ class Line:
 
     def __init__(
         self,
-        address: Address,
+        address: StoreAddress,
         *,
         silence_s: float,
         on_change: Callable[[], None] | None = None,
@@ -31,7 +31,7 @@ class Line:
         self._on_change = on_change
         self._on_bytes = on_bytes
         self._up = asyncio.Event()
-        self.connection: Connection | None = None
+        self.connection: StoreConnection | None = None
         self.opened_count = 0
 
     async def keep(self) -> None:
@@ -41,7 +41,7 @@ class Line:
             while True:
                 await asyncio.sleep(pause_s)
                 try:
-                    connection = await Connection.open(
+                    connection = await StoreConnection.open(
                         self._address, silence_s=self._silence_s, on_bytes=self._on_bytes
                     )
                 except (ConnectionLost, CommandRefused) as error:
@@ -59,13 +59,13 @@ class Line:
                 self.connection.abort("the bridge is stopping")
                 self._set(None)
 
-    async def ready(self) -> Connection:
+    async def ready(self) -> StoreConnection:
         """Wait until the line is up."""
         while self.connection is None:
             await self._up.wait()
         return self.connection
 
-    def _set(self, connection: Connection | None) -> None:
+    def _set(self, connection: StoreConnection | None) -> None:
         self.connection = connection
         if connection is None:
             self._up.clear()

@@ -4,12 +4,12 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from backends.bridge.pace import Mark, Pace
-from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost
-from backends.bridge.schedule import Schedule
+from backends.bridge.pace import LinkPace, OrderMark
+from backends.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection
+from backends.bridge.schedule import TransferSchedule
 from backends.bridge.stores import ChunkRefused, DestinationStore, SourceStore
-from backends.bridge.transfer import Transfer
-from backends.bridge.types import ChunkId, Fetch, Limits, Standing, Tally
+from backends.bridge.transfer import BridgeTransfer
+from backends.bridge.types import BridgeCounts, BridgeLimits, ChunkFetch, ChunkId, TransferStanding
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +30,10 @@ class TooManyTransfers(Exception):
 class Mover:
     """Moves chunks from ``source`` to ``destination`` while ``run`` runs."""
 
-    def __init__(self, source: Address, destination: Address, limits: Limits) -> None:
+    def __init__(self, source: StoreAddress, destination: StoreAddress, limits: BridgeLimits) -> None:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self.pace = Pace(max_window_bytes=limits.memory_bytes, rate_cap_bytes_per_s=limits.rate_cap_bytes_per_s)
+        self.pace = LinkPace(max_window_bytes=limits.memory_bytes, rate_cap_bytes_per_s=limits.rate_cap_bytes_per_s)
         self.source = SourceStore(
             source,
             connections=limits.connections,
@@ -42,12 +42,12 @@ class Mover:
             on_bytes=self.pace.arrived,
         )
         self.destination = DestinationStore(destination, silence_s=limits.silence_s)
-        self.schedule = Schedule(
+        self.schedule = TransferSchedule(
             memory_bytes=limits.memory_bytes, small_bytes=limits.small_bytes, large_share=limits.large_share
         )
-        self.transfers: dict[str, Transfer] = {}
-        self.tally = Tally()
-        self._carriers: dict[Fetch, Connection] = {}
+        self.transfers: dict[str, BridgeTransfer] = {}
+        self.tally = BridgeCounts()
+        self._carriers: dict[ChunkFetch, StoreConnection] = {}
         self._probe_now = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._chunk_bytes = 0
@@ -71,14 +71,14 @@ class Mover:
         for transfer_id in list(self.transfers):
             self.fail(transfer_id, reason)
 
-    def open(self, transfer_id: str, chunks: Sequence[ChunkId], deadline_s: float) -> Transfer:
+    def open(self, transfer_id: str, chunks: Sequence[ChunkId], deadline_s: float) -> BridgeTransfer:
         """Start a transfer. Raises TransferExists or TooManyTransfers."""
         if transfer_id in self.transfers:
             raise TransferExists(transfer_id)
         if self._tasks is None or len(self.transfers) >= self._limits.transfers:
             raise TooManyTransfers
         unique = list(dict.fromkeys(chunks))
-        transfer = Transfer(transfer_id, unique, Standing(len(unique), 0, 0, 0))
+        transfer = BridgeTransfer(transfer_id, unique, TransferStanding(len(unique), 0, 0, 0))
         transfer.deadline = self._loop.call_later(deadline_s, self.fail, transfer_id, "the deadline has passed")
         self.transfers[transfer_id] = transfer
         transfer.task = self._tasks.create_task(self._begin(transfer))
@@ -103,7 +103,7 @@ class Mover:
         transfer.advance("failed", error="stopped")
         return True
 
-    def release(self, transfer: Transfer) -> None:
+    def release(self, transfer: BridgeTransfer) -> None:
         """End ``transfer`` if it is open still; another one under its id is left alone."""
         if self.transfers.get(transfer.id) is transfer:
             self.close(transfer.id)
@@ -118,7 +118,7 @@ class Mover:
         """Whether the sending store answers over the link."""
         return self.source.control.connection is not None
 
-    def _forget(self, transfer: Transfer) -> None:
+    def _forget(self, transfer: BridgeTransfer) -> None:
         del self.transfers[transfer.id]
         if transfer.task is not None and transfer.task is not asyncio.current_task():
             transfer.task.cancel()
@@ -130,7 +130,7 @@ class Mover:
         if orphans:
             self._pump()
 
-    async def _begin(self, transfer: Transfer) -> None:
+    async def _begin(self, transfer: BridgeTransfer) -> None:
         try:
             present = await self.destination.present(transfer.chunks)
         except ChunkRefused as error:
@@ -146,13 +146,13 @@ class Mover:
             self._probe_now.set()
             self._pump()
 
-    def _complete(self, transfer: Transfer) -> None:
+    def _complete(self, transfer: BridgeTransfer) -> None:
         self.tally.complete += 1
         standing = self.schedule.standing(transfer.id)
         self._forget(transfer)
         transfer.advance("complete", standing)
 
-    async def _check(self, transfer: Transfer) -> None:
+    async def _check(self, transfer: BridgeTransfer) -> None:
         """All chunks were written: complete the transfer if the receiving store still holds them all."""
         try:
             present = await self.destination.present(transfer.chunks)
@@ -195,7 +195,7 @@ class Mover:
         self._pump_timer = None
         self._pump()
 
-    async def _move(self, fetch: Fetch, connection: Connection, mark: Mark) -> None:
+    async def _move(self, fetch: ChunkFetch, connection: StoreConnection, mark: OrderMark) -> None:
         try:
             found = await self.source.fetch(connection, fetch.chunk, fetch.size_bytes)
         except ConnectionLost:
@@ -218,7 +218,7 @@ class Mover:
         self._pump()
         await self._write(fetch, *found)
 
-    async def _write(self, fetch: Fetch, guard: bytes, value: bytes | bytearray | memoryview) -> None:
+    async def _write(self, fetch: ChunkFetch, guard: bytes, value: bytes | bytearray | memoryview) -> None:
         try:
             await self.destination.put(fetch.chunk, guard, value)
         except ChunkRefused as error:

@@ -18,14 +18,14 @@ _SLACK_S = 0.015
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class OrderMark:
     """The state of the link when an order was sent."""
 
     at_s: float
     arrived_bytes: int
 
 
-class Pace:
+class LinkPace:
     """Learns rate and round trip of one link. ``rate_cap_bytes_per_s`` None: use all of the link."""
 
     def __init__(self, *, max_window_bytes: int, rate_cap_bytes_per_s: float | None = None) -> None:
@@ -33,7 +33,7 @@ class Pace:
         self._rate_cap = rate_cap_bytes_per_s
         self._rates: deque[tuple[float, float]] = deque()
         self._steady_rates: deque[tuple[float, float]] = deque()
-        self._busy: deque[Mark] = deque()
+        self._busy: deque[OrderMark] = deque()
         self._on_order = 0
         self._next_order_s = 0.0
         self._rtts: deque[tuple[float, float]] = deque()
@@ -47,11 +47,11 @@ class Pace:
         """How long the next order has to wait for the rate cap's sake."""
         return max(0.0, self._next_order_s - now_s)
 
-    def ordered(self, now_s: float, size_bytes: int) -> Mark:
+    def ordered(self, now_s: float, size_bytes: int) -> OrderMark:
         """Note the sending of an order, which must be ``settled``."""
         if self._rate_cap is not None:
             self._next_order_s = max(now_s, self._next_order_s) + size_bytes / self._rate_cap
-        mark = Mark(now_s, self.arrived_bytes)
+        mark = OrderMark(now_s, self.arrived_bytes)
         if not self._on_order:
             self._busy.clear()
             self._busy.append(mark)
@@ -62,7 +62,7 @@ class Pace:
         """An order has arrived, or will not."""
         self._on_order -= 1
 
-    def delivered(self, mark: Mark, now_s: float) -> None:
+    def delivered(self, mark: OrderMark, now_s: float) -> None:
         """An order that was sent at ``mark`` has arrived: what came in between is what the link delivered."""
         elapsed_s = now_s - mark.at_s
         if elapsed_s > 0:
@@ -74,7 +74,7 @@ class Pace:
         if now_s - since.at_s >= shortest_s:
             rate = (self.arrived_bytes - since.arrived_bytes) / (now_s - since.at_s)
             _keep_extreme(self._steady_rates, now_s, rate, _RATE_MEMORY_S)
-        self._busy.append(Mark(now_s, self.arrived_bytes))
+        self._busy.append(OrderMark(now_s, self.arrived_bytes))
 
     def echoed(self, rtt_s: float, now_s: float) -> None:
         """Note a measured round trip."""

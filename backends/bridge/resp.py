@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Self, cast
 from urllib.parse import unquote, urlsplit
 
-Part = bytes | bytearray | memoryview
-Reply = bytes | bytearray | int | None
+Buffer = bytes | bytearray | memoryview
+StoreReply = bytes | bytearray | int | None
 
 _SCRATCH_BYTES = 64 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -35,7 +35,7 @@ class WrongSize(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class StoreAddress:
     """Where a store is. ``str()`` leaves out the credentials."""
 
     host: str
@@ -73,12 +73,12 @@ class Address:
 class _Due:
     """A reply that is due: who waits, and how large its value may be (``exact``: must be)."""
 
-    future: asyncio.Future[Reply]
+    future: asyncio.Future[StoreReply]
     limit_bytes: int
     exact: bool
 
 
-class Connection(asyncio.BufferedProtocol):
+class StoreConnection(asyncio.BufferedProtocol):
     """One connection. All methods belong to the event loop that opened it."""
 
     def __init__(self, silence_s: float, on_bytes: Callable[[int], None] | None = None) -> None:
@@ -100,7 +100,9 @@ class Connection(asyncio.BufferedProtocol):
         """Exact sizes of the replies that are due."""
 
     @classmethod
-    async def open(cls, address: Address, *, silence_s: float, on_bytes: Callable[[int], None] | None = None) -> Self:
+    async def open(
+        cls, address: StoreAddress, *, silence_s: float, on_bytes: Callable[[int], None] | None = None
+    ) -> Self:
         """Connect, log in, choose the database and see the server answer. Raises ConnectionLost or CommandRefused."""
         loop = asyncio.get_running_loop()
         context = ssl.create_default_context() if address.tls else None
@@ -134,14 +136,14 @@ class Connection(asyncio.BufferedProtocol):
         return not self._due
 
     def send(
-        self, *parts: Part, size_bytes: int | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES
-    ) -> asyncio.Future[Reply]:
+        self, *parts: Buffer, size_bytes: int | None = None, limit_bytes: int = DEFAULT_LIMIT_BYTES
+    ) -> asyncio.Future[StoreReply]:
         """Send one command; the future gives its reply.
 
         With ``size_bytes`` the reply must be null or have exactly that size, else WrongSize; without, it is at most
         ``limit_bytes``. The future may also raise ConnectionLost or CommandRefused.
         """
-        future: asyncio.Future[Reply] = self._loop.create_future()
+        future: asyncio.Future[StoreReply] = self._loop.create_future()
         transport = self._transport
         if transport is None or transport.is_closing():
             future.set_exception(ConnectionLost(self._reason))
@@ -263,7 +265,7 @@ class Connection(asyncio.BufferedProtocol):
             self._value_filled = held
         return start + held
 
-    def _answer(self, outcome: Reply | Exception) -> None:
+    def _answer(self, outcome: StoreReply | Exception) -> None:
         due = self._due.popleft()
         if due.exact:
             self.due_bytes -= due.limit_bytes

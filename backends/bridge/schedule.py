@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from backends.bridge.types import ChunkId, Fetch, Standing
+from backends.bridge.types import ChunkFetch, ChunkId, TransferStanding
 
 PROBE_WIDTH_CHUNKS = 64
 
@@ -39,7 +39,7 @@ class _Chunk:
     id: ChunkId
     state: _State = _State.UNSEEN
     size_bytes: int = 0
-    fetch: Fetch | None = None
+    fetch: ChunkFetch | None = None
     wanters: dict[str, int] = field(default_factory=dict)
     """Transfer id -> the chunk's index there."""
 
@@ -63,7 +63,7 @@ class _Transfer:
     probe_width: int = PROBE_WIDTH_CHUNKS
 
 
-class Schedule:
+class TransferSchedule:
     """See the module's docstring. Every report is checked; one that no longer matters is ignored."""
 
     def __init__(self, *, memory_bytes: int, small_bytes: int, large_share: float = 0.125) -> None:
@@ -101,7 +101,7 @@ class Schedule:
         transfer.missing += len(indexes)
         self._want(transfer, indexes)
 
-    def close(self, transfer_id: str) -> list[Fetch]:
+    def close(self, transfer_id: str) -> list[ChunkFetch]:
         """Forget a transfer; the result is the fetches under reception that no other transfer wants."""
         transfer = self._transfers.pop(transfer_id, None)
         if transfer is None:
@@ -120,10 +120,10 @@ class Schedule:
             del self._chunks[chunk_id]
         return orphans
 
-    def standing(self, transfer_id: str) -> Standing:
+    def standing(self, transfer_id: str) -> TransferStanding:
         """Progress of an open transfer."""
         transfer = self._transfers[transfer_id]
-        return Standing(
+        return TransferStanding(
             len(transfer.chunks), len(transfer.chunks) - transfer.missing, transfer.present, transfer.wan_bytes
         )
 
@@ -170,7 +170,7 @@ class Schedule:
             if index == self._next_unseen(transfer, transfer.probe_cursor):
                 transfer.probe_width = 1
 
-    def next_fetch(self, window_bytes: int) -> Fetch | None:
+    def next_fetch(self, window_bytes: int) -> ChunkFetch | None:
         """Choose what crosses next, and count it as under way; None when nothing may start."""
         heads: dict[bool, tuple[_Transfer, _Chunk]] = {}
         for transfer in self._transfers.values():
@@ -196,12 +196,12 @@ class Schedule:
         self._level_bytes[large] = transfer.given_bytes
         transfer.given_bytes += chunk.size_bytes
         chunk.state = _State.RECEIVING
-        chunk.fetch = Fetch(chunk.id, chunk.size_bytes, transfer.id)
+        chunk.fetch = ChunkFetch(chunk.id, chunk.size_bytes, transfer.id)
         self.receiving_bytes += chunk.size_bytes
         self.held_bytes += chunk.size_bytes
         return chunk.fetch
 
-    def received(self, fetch: Fetch) -> None:
+    def received(self, fetch: ChunkFetch) -> None:
         """All bytes of ``fetch`` crossed; they are being written."""
         chunk = self._current(fetch, _State.RECEIVING)
         if chunk is None:
@@ -211,7 +211,7 @@ class Schedule:
         payer = fetch.transfer_id if fetch.transfer_id in chunk.wanters else next(iter(chunk.wanters))
         self._transfers[payer].wan_bytes += chunk.size_bytes
 
-    def stored(self, fetch: Fetch) -> list[str]:
+    def stored(self, fetch: ChunkFetch) -> list[str]:
         """The receiving store holds the chunk; the result is the transfers that made progress."""
         chunk = self._current(fetch, _State.WRITING)
         if chunk is None:
@@ -224,11 +224,11 @@ class Schedule:
         del self._chunks[chunk.id]
         return list(chunk.wanters)
 
-    def lost(self, fetch: Fetch) -> None:
+    def lost(self, fetch: ChunkFetch) -> None:
         """The connection broke under ``fetch``: its chunk is ready again."""
         self._fall_back(fetch, _State.READY)
 
-    def vanished(self, fetch: Fetch) -> None:
+    def vanished(self, fetch: ChunkFetch) -> None:
         """The sending store no longer holds the chunk of ``fetch``: it is unseen again."""
         self._fall_back(fetch, _State.UNSEEN)
 
@@ -272,11 +272,11 @@ class Schedule:
         in_memory = not self.held_bytes or self.held_bytes + size_bytes <= self._memory_bytes
         return in_window and in_memory
 
-    def _current(self, fetch: Fetch, state: _State) -> _Chunk | None:
+    def _current(self, fetch: ChunkFetch, state: _State) -> _Chunk | None:
         chunk = self._chunks.get(fetch.chunk)
         return chunk if chunk is not None and chunk.fetch is fetch and chunk.state is state else None
 
-    def _fall_back(self, fetch: Fetch, state: _State) -> None:
+    def _fall_back(self, fetch: ChunkFetch, state: _State) -> None:
         chunk = self._current(fetch, _State.RECEIVING) or self._current(fetch, _State.WRITING)
         if chunk is None:
             return

@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from backends.bridge.keys import DIALECTS, KeyRequest, KeysRefused
 from backends.bridge.metrics import BridgeMetrics
 from backends.bridge.mover import Mover, TooManyTransfers, TransferExists
-from backends.bridge.transfer import Transfer
+from backends.bridge.transfer import BridgeTransfer
 from backends.bridge.types import ChunkId
-from backends.bridge.wire import MAX_BODY_BYTES, OpenTransfer, TransferItem, TransferLine
+from backends.bridge.wire import MAX_BODY_BYTES, TransferItem, TransferLine, TransferOrder
 from backends.types import LinkState
 
-_OPEN_TRANSFER = msgspec.json.Decoder(OpenTransfer)
+_OPEN_TRANSFER = msgspec.json.Decoder(TransferOrder)
 
 
 class _BodyTooLarge(Exception):
@@ -99,7 +99,7 @@ class _Transfers:
     def _list(self) -> Response:
         return _json([TransferItem(transfer.id, _line(transfer)) for transfer in self._mover.transfers.values()])
 
-    async def _open(self, receive: Receive) -> Transfer | Response:
+    async def _open(self, receive: Receive) -> BridgeTransfer | Response:
         try:
             wanted = _OPEN_TRANSFER.decode(await _read_body(receive))
             chunks = _chunks(wanted)
@@ -114,12 +114,12 @@ class _Transfers:
         except TooManyTransfers:
             return _error(503, "no further transfer can be opened now")
 
-    async def _stop_when_gone(self, transfer: Transfer, receive: Receive) -> None:
+    async def _stop_when_gone(self, transfer: BridgeTransfer, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             continue
         self._mover.release(transfer)
 
-    async def _stream(self, transfer: Transfer, send: Send) -> None:
+    async def _stream(self, transfer: BridgeTransfer, send: Send) -> None:
         headers = [(b"content-type", b"application/x-ndjson"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         while True:
@@ -145,7 +145,7 @@ async def _read_body(receive: Receive) -> bytes:
     return bytes(body)
 
 
-def _chunks(wanted: OpenTransfer) -> list[ChunkId]:
+def _chunks(wanted: TransferOrder) -> list[ChunkId]:
     """Chunks that a request means. Raises KeysRefused."""
     if (wanted.token_ids is None) == (wanted.keys is None):
         raise KeysRefused("give either token_ids or keys")
@@ -162,7 +162,7 @@ def _chunks(wanted: OpenTransfer) -> list[ChunkId]:
     return [ChunkId(wanted.dialect, key) for key in DIALECTS[wanted.dialect].chunk_keys(request)]
 
 
-def _line(transfer: Transfer) -> TransferLine:
+def _line(transfer: BridgeTransfer) -> TransferLine:
     standing = transfer.standing
     return TransferLine(
         state=transfer.state,

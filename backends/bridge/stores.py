@@ -5,8 +5,16 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from backends.bridge.keys import DIALECTS, guarded_size_bytes
-from backends.bridge.line import Line
-from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost, Part, Reply, WrongSize
+from backends.bridge.line import StoreLine
+from backends.bridge.resp import (
+    Buffer,
+    CommandRefused,
+    ConnectionLost,
+    StoreAddress,
+    StoreConnection,
+    StoreReply,
+    WrongSize,
+)
 from backends.bridge.types import ChunkId
 
 _TRANSIENT_ERRORS = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
@@ -23,20 +31,20 @@ class SourceStore:
 
     def __init__(
         self,
-        address: Address,
+        address: StoreAddress,
         *,
         connections: int,
         silence_s: float,
         on_change: Callable[[], None],
         on_bytes: Callable[[int], None],
     ) -> None:
-        self.control = Line(address, silence_s=silence_s, on_change=on_change, on_bytes=on_bytes)
+        self.control = StoreLine(address, silence_s=silence_s, on_change=on_change, on_bytes=on_bytes)
         self._lines = [
-            Line(address, silence_s=silence_s, on_change=on_change, on_bytes=on_bytes) for _ in range(connections)
+            StoreLine(address, silence_s=silence_s, on_change=on_change, on_bytes=on_bytes) for _ in range(connections)
         ]
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[StoreLine]:
         """All lines, the control line first."""
         return [self.control, *self._lines]
 
@@ -45,7 +53,7 @@ class SourceStore:
         """Connections opened since the start."""
         return sum(line.opened_count for line in self.lines)
 
-    def idlest(self, spread: int) -> Connection | None:
+    def idlest(self, spread: int) -> StoreConnection | None:
         """Of the first ``spread`` connections that are up, the one with the fewest bytes on order."""
         usable = (line.connection for line in self._lines if line.connection is not None and line.connection.usable)
         return min(islice(usable, spread), key=lambda connection: connection.due_bytes, default=None)
@@ -74,7 +82,7 @@ class SourceStore:
             sizes.append(reply)
         return sizes
 
-    async def fetch(self, connection: Connection, chunk: ChunkId, size_bytes: int) -> tuple[bytes, Part] | None:
+    async def fetch(self, connection: StoreConnection, chunk: ChunkId, size_bytes: int) -> tuple[bytes, Buffer] | None:
         """Receive a chunk's guard (empty where its dialect has none) and value; None when the store lost it.
 
         Raises ConnectionLost, or ChunkRefused for a wrong size.
@@ -90,7 +98,7 @@ class SourceStore:
             raise ChunkRefused(f"wrong size: {error}") from None
         except CommandRefused as error:
             raise _refusal("sending", error) from None
-        if not isinstance(value, Part) or not isinstance(guard, Part):
+        if not isinstance(value, Buffer) or not isinstance(guard, Buffer):
             return None
         if guard_key is not None and _announced_bytes(bytes(guard)) != size_bytes:
             raise ChunkRefused("wrong size: the chunk's metadata changed while it was read")
@@ -100,8 +108,8 @@ class SourceStore:
 class DestinationStore:
     """The receiving region's store, near by: one line."""
 
-    def __init__(self, address: Address, *, silence_s: float) -> None:
-        self.line = Line(address, silence_s=silence_s)
+    def __init__(self, address: StoreAddress, *, silence_s: float) -> None:
+        self.line = StoreLine(address, silence_s=silence_s)
 
     async def present(self, chunks: Sequence[ChunkId]) -> frozenset[ChunkId]:
         """Which of ``chunks`` the store holds whole; they become the last to be evicted.
@@ -115,7 +123,7 @@ class DestinationStore:
             found += (chunk for chunk, count in zip(batch, counts, strict=True) if count == len(_store_keys(chunk)))
         return frozenset(found)
 
-    async def put(self, chunk: ChunkId, guard: bytes, value: Part) -> None:
+    async def put(self, chunk: ChunkId, guard: bytes, value: Buffer) -> None:
         """Store a chunk so that it is never seen half. Waits for a store that is away. Raises ChunkRefused."""
         dialect = DIALECTS[chunk.dialect]
         guard_key = dialect.guard_key(chunk.key)
@@ -123,7 +131,7 @@ class DestinationStore:
         if guard_key is not None:
             await self._insist([(b"SET", guard_key, guard)])
 
-    async def _insist(self, commands: Sequence[tuple[Part, ...]]) -> list[Reply]:
+    async def _insist(self, commands: Sequence[tuple[Buffer, ...]]) -> list[StoreReply]:
         """Send commands until the store has answered all of them."""
         while True:
             connection = await self.line.ready()
@@ -137,7 +145,7 @@ class DestinationStore:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
 
-async def _ask_size(connection: Connection, chunk: ChunkId) -> int | None:
+async def _ask_size(connection: StoreConnection, chunk: ChunkId) -> int | None:
     dialect = DIALECTS[chunk.dialect]
     guard_key = dialect.guard_key(chunk.key)
     try:
@@ -149,7 +157,7 @@ async def _ask_size(connection: Connection, chunk: ChunkId) -> int | None:
         raise ChunkRefused(f"wrong size: {error}") from None
     except CommandRefused as error:
         raise _refusal("sending", error) from None
-    return _announced_bytes(bytes(metadata)) if isinstance(metadata, Part) else None
+    return _announced_bytes(bytes(metadata)) if isinstance(metadata, Buffer) else None
 
 
 def _announced_bytes(metadata: bytes) -> int:

@@ -4,21 +4,21 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Literal
 
-from backends.bridge.types import ChunkId, Standing
+from backends.bridge.types import ChunkId, TransferStanding
 
-State = Literal["opening", "open", "moving", "complete", "failed"]
+BridgeTransferState = Literal["opening", "open", "moving", "complete", "failed"]
 
-_ENDS = frozenset[State]({"complete", "failed"})
+_ENDS = frozenset[BridgeTransferState]({"complete", "failed"})
 
 
 @dataclass(slots=True, eq=False)
-class Transfer:
+class BridgeTransfer:
     """A transfer's state; ``changed`` is set at each change, and cleared by the one who watches."""
 
     id: str
     chunks: list[ChunkId]
-    standing: Standing
-    state: State = "opening"
+    standing: TransferStanding
+    state: BridgeTransferState = "opening"
     error: str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
@@ -32,7 +32,9 @@ class Transfer:
         """Whether nothing will change any more."""
         return self.state in _ENDS
 
-    def advance(self, state: State, standing: Standing | None = None, error: str | None = None) -> None:
+    def advance(
+        self, state: BridgeTransferState, standing: TransferStanding | None = None, error: str | None = None
+    ) -> None:
         """Go to ``state`` and wake the watcher; nothing once the transfer has ended."""
         if self.ended:
             return

@@ -12,7 +12,7 @@ class ChunkId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fetch:
+class ChunkFetch:
     """One attempt to move a chunk; compared by identity, so that a late report of an older attempt is ignored."""
 
     chunk: ChunkId
@@ -21,7 +21,7 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TransferStanding:
     """How far a transfer is."""
 
     chunks_total: int
@@ -36,7 +36,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class BridgeLimits:
     """Bounds of one bridge.
 
     ``memory_bytes`` bounds the chunks held at once, and is the largest chunk that is taken. ``silence_s``: a link that
@@ -53,7 +53,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Tally:
+class BridgeCounts:
     """Counts since the start."""
 
     moved: int = 0

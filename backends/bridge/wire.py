@@ -10,7 +10,7 @@ Named = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 MAX_BODY_BYTES = 64 << 20
 
 
-class OpenTransfer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``POST /v1/transfers``: the KV of ``token_ids`` (or the chunks ``keys``) shall be in the receiving store."""
 
     transfer_id: Named

@@ -9,7 +9,7 @@ from backends.reference.text import Text
 from backends.reference.wire import CompletionRequest
 
 
-class Answer:
+class AnswerWriter:
     """Turns the outputs of one generation into response objects."""
 
     def __init__(

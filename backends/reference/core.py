@@ -15,16 +15,16 @@ from typing import Literal, Protocol, TypeVar
 from backends.reference.blocks import BlockPool
 from backends.reference.events import EventPublisher
 from backends.reference.generation import Generation, Output, find_finish
-from backends.reference.metrics import Metrics
+from backends.reference.metrics import EngineMetrics
 from backends.reference.sampler import Sampled
-from backends.reference.scheduler import Fetch, Scheduler, Work
-from backends.reference.sequence import Params, Phase
+from backends.reference.scheduler import KvFetch, Scheduler, Work
+from backends.reference.sequence import Params, SequencePhase
 from backends.reference.sequence import Sequence as TokenSequence
 from backends.reference.writeback import Store, Writeback
 
 logger = logging.getLogger(__name__)
 
-Role = Literal["prefill", "relay", "main"]
+EngineRole = Literal["prefill", "relay", "main"]
 MAX_ANSWER_WRITES = 8
 """Answers that may wait to be stored; more are not stored at all."""
 
@@ -54,7 +54,7 @@ class FetchingStore(Store, Protocol):
         ...
 
 
-class Engine:
+class ReferenceEngine:
     """Serves generations until ``aclose``. ``store`` None: no KV leaves or enters this process."""
 
     def __init__(
@@ -63,9 +63,9 @@ class Engine:
         pool: BlockPool,
         scheduler: Scheduler,
         *,
-        role: Role,
+        role: EngineRole,
         context_tokens: int,
-        metrics: Metrics,
+        metrics: EngineMetrics,
         publisher: EventPublisher | None = None,
         store: FetchingStore | None = None,
     ) -> None:
@@ -186,7 +186,7 @@ class Engine:
             self._end(sequence, "abort")
         self._wake.set()
 
-    def _start_fetch(self, fetch: Fetch) -> None:
+    def _start_fetch(self, fetch: KvFetch) -> None:
         sequence = fetch.sequence
         if self._store is None:
             raise RuntimeError("the scheduler fetches, but there is no store")
@@ -262,7 +262,7 @@ class Engine:
     def _count_admitted(self, work: Sequence[Work]) -> None:
         for item in work:
             generation = self._generations[item.sequence]
-            if not generation.counted and item.sequence.phase is Phase.RUNNING:
+            if not generation.counted and item.sequence.phase is SequencePhase.RUNNING:
                 generation.counted = True
                 cached = item.sequence.cached_tokens or 0
                 local = cached - generation.store_hit_tokens

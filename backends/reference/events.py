@@ -56,7 +56,7 @@ class AllBlocksCleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
 WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class EventBatch(msgspec.Struct, array_like=True, gc=False):
+class PublishedBatch(msgspec.Struct, array_like=True, gc=False):
     """One PUB message."""
 
     ts: float
@@ -64,7 +64,7 @@ class EventBatch(msgspec.Struct, array_like=True, gc=False):
     data_parallel_rank: int | None
 
 
-class EventSource(msgspec.Struct):
+class SourceCard(msgspec.Struct):
     """One entry of ``GET /kv_event_sources``."""
 
     endpoint: str
@@ -132,7 +132,7 @@ class EventPublisher:
             _bind(self._replay, settings.host, settings.replay_port),
         ]
         endpoint, replay_endpoint = (f"tcp://{settings.host}:{port}" for port in ports)
-        self.source = EventSource(endpoint, replay_endpoint, self._topic)
+        self.source = SourceCard(endpoint, replay_endpoint, self._topic)
         self._replay_task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -144,7 +144,7 @@ class EventPublisher:
         wire = to_wire(events, self._block_size_tokens)
         if not wire:
             return
-        payload = msgspec.msgpack.encode(EventBatch(time.time(), wire, 0))
+        payload = msgspec.msgpack.encode(PublishedBatch(time.time(), wire, 0))
         self._kept.append((self._sequence, payload))
         self._pub.send_multipart((self._topic.encode(), self._sequence.to_bytes(8, "big"), payload))
         self._sequence += 1

@@ -10,7 +10,7 @@ Source = Literal["local_compute", "local_cache_hit", "external_kv_transfer"]
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
-class Metrics:
+class EngineMetrics:
     """One registry per engine. Labels: ``model_name`` and ``engine``, as vLLM has them."""
 
     def __init__(self, model_name: str, *, blocks: int, block_size_tokens: int, dtype: str) -> None:

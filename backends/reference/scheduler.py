@@ -2,19 +2,19 @@
 
 Iteration-level batching: each step takes one token of every sequence that decodes, and fills the rest of the token
 budget with chunks of prompts. A sequence is admitted with blocks for all of its tokens, after its cached prefix was
-looked up; it may then be sent to fetch KV from the store (``Fetch``) before it runs. When blocks run out, the sequence
-that was admitted last gives its blocks back and waits for another turn; its tokens are kept.
+looked up; it may then be sent to fetch KV from the store (``KvFetch``) before it runs. When blocks run out, the
+sequence that was admitted last gives its blocks back and waits for another turn; its tokens are kept.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from backends.reference.blocks import BlockPool
-from backends.reference.sequence import Phase, Sequence
+from backends.reference.sequence import Sequence, SequencePhase
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Bounds of one step, and when it is worth asking the store."""
 
     step_tokens: int = 512
@@ -36,7 +36,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class KvFetch:
     """Ask the store for the KV of tokens ``start`` to ``end`` (chunk-aligned end) of a sequence."""
 
     sequence: Sequence
@@ -45,18 +45,18 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class StepPlan:
     """What the next step does, and which fetches start before it."""
 
     work: tuple[Work, ...]
-    fetches: tuple[Fetch, ...]
+    fetches: tuple[KvFetch, ...]
     preempted: int
 
 
 class Scheduler:
     """Owns the queues. ``schedule`` decides; ``complete`` is told what happened; both run on one thread."""
 
-    def __init__(self, pool: BlockPool, limits: Limits) -> None:
+    def __init__(self, pool: BlockPool, limits: StepLimits) -> None:
         self._pool = pool
         self._limits = limits
         self._waiting: list[Sequence] = []
@@ -80,14 +80,14 @@ class Scheduler:
         sequence.arrival = self._arrivals
         self._enqueue(sequence)
 
-    def schedule(self) -> Decision:
+    def schedule(self) -> StepPlan:
         """Choose the next step. An empty decision means that nothing can run until something else happens."""
         work: list[Work] = []
         budget = self._limits.step_tokens
         preempted = 0
         # Decoding sequences go first, so that a long prompt never delays their next token by more than one chunk.
         for sequence in sorted(self._running, key=lambda item: item.pending_tokens > 1):
-            if sequence.phase is not Phase.RUNNING or budget <= 0:
+            if sequence.phase is not SequencePhase.RUNNING or budget <= 0:
                 continue
             tokens = min(sequence.pending_tokens, budget)
             while not self._grow(sequence, sequence.computed_tokens + tokens):
@@ -100,13 +100,13 @@ class Scheduler:
                     budget += scheduled.tokens
                 if victim is sequence:
                     break
-            if sequence.phase is Phase.RUNNING:
+            if sequence.phase is SequencePhase.RUNNING:
                 work.append(self._work(sequence, tokens))
                 budget -= tokens
-        fetches: list[Fetch] = []
+        fetches: list[KvFetch] = []
         if not preempted:
             budget = self._admit(work, fetches, budget)
-        return Decision(tuple(work), tuple(fetches), preempted)
+        return StepPlan(tuple(work), tuple(fetches), preempted)
 
     def complete(self, work: Iterable[Work]) -> None:
         """The step is done: the KV of its tokens exists, so the blocks that it filled become findable."""
@@ -114,18 +114,18 @@ class Scheduler:
             item.sequence.computed_tokens = item.start + item.tokens
             self._commit_full_blocks(item.sequence)
 
-    def fetched(self, fetch: Fetch, end: int) -> None:
+    def fetched(self, fetch: KvFetch, end: int) -> None:
         """The fetch ended: the KV up to token ``end`` is in the sequence's blocks. It runs now, unless it is done."""
         sequence = fetch.sequence
         self._fetching.discard(sequence)
-        if sequence.phase is not Phase.FETCHING:
+        if sequence.phase is not SequencePhase.FETCHING:
             self._drop_blocks(sequence)
             return
         if end > sequence.computed_tokens:
             sequence.computed_tokens = end
             self._commit_full_blocks(sequence)
         sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
-        sequence.phase = Phase.RUNNING
+        sequence.phase = SequencePhase.RUNNING
         self._running.append(sequence)
 
     def finish(self, sequence: Sequence) -> None:
@@ -133,14 +133,14 @@ class Scheduler:
 
         The blocks of a sequence that fetches are kept until ``fetched``: the fetch may still write to them.
         """
-        phase, sequence.phase = sequence.phase, Phase.DONE
-        if phase is Phase.WAITING:
+        phase, sequence.phase = sequence.phase, SequencePhase.DONE
+        if phase is SequencePhase.WAITING:
             self._waiting.remove(sequence)
-        elif phase is Phase.RUNNING:
+        elif phase is SequencePhase.RUNNING:
             self._running.remove(sequence)
             self._drop_blocks(sequence)
 
-    def _admit(self, work: list[Work], fetches: list[Fetch], budget: int) -> int:
+    def _admit(self, work: list[Work], fetches: list[KvFetch], budget: int) -> int:
         while self._waiting and budget > 0 and self.running < self._limits.running_sequences:
             sequence = self._waiting[0]
             if not self._take_blocks(sequence):
@@ -148,13 +148,13 @@ class Scheduler:
             self._waiting.pop(0)
             end = self._fetch_end(sequence)
             if end is not None:
-                sequence.phase = Phase.FETCHING
+                sequence.phase = SequencePhase.FETCHING
                 self._fetching.add(sequence)
-                fetches.append(Fetch(sequence, sequence.computed_tokens, end))
+                fetches.append(KvFetch(sequence, sequence.computed_tokens, end))
                 continue
             if sequence.cached_tokens is None:
                 sequence.cached_tokens = min(sequence.computed_tokens, sequence.prompt_tokens)
-            sequence.phase = Phase.RUNNING
+            sequence.phase = SequencePhase.RUNNING
             self._running.append(sequence)
             tokens = min(sequence.pending_tokens, budget)
             work.append(self._work(sequence, tokens))
@@ -199,7 +199,7 @@ class Scheduler:
         self._running.remove(sequence)
         self._drop_blocks(sequence)
         sequence.computed_tokens = 0
-        sequence.phase = Phase.WAITING
+        sequence.phase = SequencePhase.WAITING
         self._enqueue(sequence)
 
     def _enqueue(self, sequence: Sequence) -> None:

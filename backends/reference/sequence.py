@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from backends.reference.hashing import BlockHash, chain_hashes, root_hash
 
 
-class Phase(enum.Enum):
+class SequencePhase(enum.Enum):
     """Where a sequence is in its life; only the scheduler moves it on."""
 
     WAITING = enum.auto()
@@ -50,7 +50,7 @@ class Sequence:
     params: Params
     block_size_tokens: int
     arrival: int = 0
-    phase: Phase = Phase.WAITING
+    phase: SequencePhase = SequencePhase.WAITING
     prompt_tokens: int = 0
     computed_tokens: int = 0
     cached_tokens: int | None = None

@@ -16,11 +16,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from backends.reference.answer import Answer
-from backends.reference.core import Engine
-from backends.reference.events import EventSource
+from backends.reference.answer import AnswerWriter
+from backends.reference.core import ReferenceEngine
+from backends.reference.events import SourceCard
 from backends.reference.generation import EngineDead, Generation, Output
-from backends.reference.metrics import Metrics
+from backends.reference.metrics import EngineMetrics
 from backends.reference.sequence import Params
 from backends.reference.text import Text, TokenizerMissing
 from backends.reference.wire import (
@@ -48,13 +48,13 @@ class Served:
     eos_token_ids: frozenset[int]
     started_s: int
     stored_timeout_s: float = 30.0
-    event_source: EventSource | None = None
+    event_source: SourceCard | None = None
 
 
-class Server:
+class EngineServer:
     """Endpoints over one engine."""
 
-    def __init__(self, engine: Engine, text: Text, metrics: Metrics, served: Served) -> None:
+    def __init__(self, engine: ReferenceEngine, text: Text, metrics: EngineMetrics, served: Served) -> None:
         self._engine = engine
         self._text = text
         self._metrics = metrics
@@ -92,7 +92,7 @@ class Server:
             await _json(_failure("the engine has stopped"), 503)(scope, receive, send)
             return
         generation = self._engine.submit(_request_id(scope), prompt, params)
-        answer = Answer(request, generation.sequence, self._text, self._served.model, int(time.time()))
+        answer = AnswerWriter(request, generation.sequence, self._text, self._served.model, int(time.time()))
         watch = asyncio.create_task(_abort_on_disconnect(receive, generation))
         try:
             if request.stream:
@@ -152,7 +152,9 @@ class Server:
         """``GET /metrics``."""
         return Response(self._metrics.render(), media_type="text/plain; version=0.0.4")
 
-    async def _stream(self, request: CompletionRequest, generation: Generation, answer: Answer, send: Send) -> None:
+    async def _stream(
+        self, request: CompletionRequest, generation: Generation, answer: AnswerWriter, send: Send
+    ) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         tail = b""
@@ -169,7 +171,9 @@ class Server:
             tail = _event(_failure("the engine has stopped"))
         await send({"type": "http.response.body", "body": tail + DONE, "more_body": False})
 
-    async def _whole(self, generation: Generation, answer: Answer, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _whole(
+        self, generation: Generation, answer: AnswerWriter, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         outputs: list[Output] = []
         try:
             async for batch in generation.batches():

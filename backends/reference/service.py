@@ -16,17 +16,17 @@ import uvloop
 
 from backends.lifetime import die_with_parent
 from backends.reference.blocks import BlockPool
-from backends.reference.core import Engine
+from backends.reference.core import ReferenceEngine
 from backends.reference.events import EventPublisher, EventSettings
 from backends.reference.kv_store import KvStore
-from backends.reference.metrics import Metrics
+from backends.reference.metrics import EngineMetrics
 from backends.reference.model import ModelRunner, ModelShape, UnsupportedModel, read_shape
 from backends.reference.sampler import Sampler
-from backends.reference.scheduler import Limits, Scheduler, Work
+from backends.reference.scheduler import Scheduler, StepLimits, Work
 from backends.reference.sequence import Params
 from backends.reference.sequence import Sequence as TokenSequence
-from backends.reference.server import Served, Server
-from backends.reference.settings import EngineSettings
+from backends.reference.server import EngineServer, Served
+from backends.reference.settings import ReferenceSettings
 from backends.reference.stepper import Stepper
 from backends.reference.text import Text
 from backends.serving import CannotListen, bind
@@ -41,7 +41,7 @@ class Size:
     context_tokens: int
 
 
-def choose_size(settings: EngineSettings, shape: ModelShape) -> Size:
+def choose_size(settings: ReferenceSettings, shape: ModelShape) -> Size:
     """Blocks that fit the memory bound, and the context they allow. Raises ValueError."""
     tokens = settings.kv_cache_mib * (1 << 20) // shape.kv_bytes_per_token
     blocks = tokens // settings.block_size_tokens
@@ -57,7 +57,7 @@ def choose_size(settings: EngineSettings, shape: ModelShape) -> Size:
     return Size(blocks, min(context, room))
 
 
-def serve(settings: EngineSettings) -> int:
+def serve(settings: ReferenceSettings) -> int:
     """Run until SIGTERM or SIGINT; the exit status."""
     if settings.die_with_parent:
         die_with_parent(signal.SIGTERM, parent_pid=os.getppid())
@@ -94,7 +94,7 @@ def serve(settings: EngineSettings) -> int:
 
 
 async def _serve(
-    settings: EngineSettings,
+    settings: ReferenceSettings,
     shape: ModelShape,
     size: Size,
     stepper: Stepper,
@@ -106,7 +106,7 @@ async def _serve(
         EventSettings(settings.kv_events_host, settings.kv_events_port, settings.kv_events_replay_port),
         settings.block_size_tokens,
     )
-    metrics = Metrics(
+    metrics = EngineMetrics(
         settings.served_model_name,
         blocks=size.blocks,
         block_size_tokens=settings.block_size_tokens,
@@ -126,28 +126,28 @@ async def _serve(
     )
     engine.start()
     publisher.start()
-    await serve_app(Server(engine, text, metrics, served).app(), listener, on_stop=lambda: None)
+    await serve_app(EngineServer(engine, text, metrics, served).app(), listener, on_stop=lambda: None)
     await engine.aclose()
     await publisher.aclose()
     return 0
 
 
 def _make_engine(
-    settings: EngineSettings,
+    settings: ReferenceSettings,
     size: Size,
     stepper: Stepper,
     store: KvStore | None,
-    metrics: Metrics,
+    metrics: EngineMetrics,
     publisher: EventPublisher,
-) -> Engine:
+) -> ReferenceEngine:
     pool = BlockPool(size.blocks, settings.block_size_tokens)
-    limits = Limits(
+    limits = StepLimits(
         step_tokens=settings.step_tokens,
         running_sequences=settings.max_sequences,
         store_chunk_tokens=settings.kv_chunk_tokens if store is not None else 0,
         min_fetch_tokens=settings.kv_min_fetch_tokens,
     )
-    return Engine(
+    return ReferenceEngine(
         stepper,
         pool,
         Scheduler(pool, limits),

@@ -9,7 +9,7 @@ from backends.serving import parse_listen
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSettings:
+class ReferenceSettings:
     """One engine process. ``kv_store`` None: no KV store; ``served_model_name`` is part of the keys in it."""
 
     role: Literal["prefill", "relay", "main"]
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends (Linux)")
 
 
-def to_settings(args: argparse.Namespace) -> EngineSettings:
+def to_settings(args: argparse.Namespace) -> ReferenceSettings:
     """Checked settings. Raises ValueError with a message for the user."""
     try:
         host, port = parse_listen(args.listen)
@@ -69,7 +69,7 @@ def to_settings(args: argparse.Namespace) -> EngineSettings:
         raise ValueError(f"--model {args.model}: no config.json there")
     if args.kv_chunk % args.block_size:
         raise ValueError("--kv-chunk must be a multiple of --block-size")
-    return EngineSettings(
+    return ReferenceSettings(
         role=args.role,
         model=args.model,
         host=host,

@@ -28,7 +28,7 @@ class BadRequest(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.status}}
 
 
-class StreamOptions(msgspec.Struct):
+class EngineStreamOptions(msgspec.Struct):
     """``stream_options`` of a completion request."""
 
     include_usage: bool = False
@@ -57,7 +57,7 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: EngineStreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     add_special_tokens: bool = True

@@ -11,7 +11,7 @@ from backends.lifetime import die_with_parent
 from backends.serving import CannotListen, bind, parse_listen, serve
 from backends.wan.control import make_control
 from backends.wan.link import WanLink
-from backends.wan.route import Route
+from backends.wan.route import WanRoute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _serve(routes: list[Route], rate_mbit: float, delay_ms: float, host: str, port: int) -> None:
+async def _serve(routes: list[WanRoute], rate_mbit: float, delay_ms: float, host: str, port: int) -> None:
     listener = bind(host, port)
     async with WanLink(routes, rate_mbit=rate_mbit, delay_ms=delay_ms) as link:
         for route in link.stats().routes:
@@ -58,10 +58,10 @@ async def _serve(routes: list[Route], rate_mbit: float, delay_ms: float, host: s
         await serve(make_control(link), listener, on_stop=lambda: None)
 
 
-def _parse_route(text: str) -> Route:
+def _parse_route(text: str) -> WanRoute:
     listen, separator, target = text.partition("=")
     if not separator:
         raise ValueError(f"--route {text!r} is not LISTEN=TARGET")
     listen_host, listen_port = parse_listen(listen)
     target_host, target_port = parse_listen(target)
-    return Route(target_host, target_port, listen_host, listen_port)
+    return WanRoute(target_host, target_port, listen_host, listen_port)

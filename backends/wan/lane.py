@@ -21,7 +21,7 @@ _MAX_LAG_S = 0.1
 _CLOCK = time.monotonic
 
 
-class Sink(Protocol):
+class LaneSink(Protocol):
     """Where a flow's bytes arrive."""
 
     def arrive(self, data: memoryview) -> None:
@@ -38,10 +38,10 @@ class Sink(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Flow:
+class LaneFlow:
     """One connection's bytes in one direction. ``on_room(True)`` tells its source to go on, False to wait."""
 
-    sink: Sink
+    sink: LaneSink
     on_room: Callable[[bool], None]
     queue: deque[memoryview] = field(default_factory=deque)
     queued_bytes: int = 0
@@ -60,14 +60,14 @@ class Lane:
         self._loop = asyncio.get_running_loop()
         self.rate_bytes_per_s = rate_bytes_per_s
         self.delay_s = delay_s
-        self._line: deque[Flow] = deque()
+        self._line: deque[LaneFlow] = deque()
         self._crossing: deque[tuple[float, Callable[[], None]]] = deque()
         self._free_at_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._stalled = False
         self.crossed_bytes = 0
 
-    def feed(self, flow: Flow, data: bytes) -> None:
+    def feed(self, flow: LaneFlow, data: bytes) -> None:
         """Queue bytes of ``flow``."""
         flow.queue.append(memoryview(data))
         flow.queued_bytes += len(data)
@@ -76,24 +76,24 @@ class Lane:
             flow.on_room(False)
         self._enlist(flow)
 
-    def end(self, flow: Flow) -> None:
+    def end(self, flow: LaneFlow) -> None:
         """The source has sent all it will."""
         flow.ending = True
         self._enlist(flow)
 
-    def reset(self, flow: Flow) -> None:
+    def reset(self, flow: LaneFlow) -> None:
         """The source's connection broke: what is queued is lost, and the sink learns of it one delay later."""
         self.drop(flow)
         self._launch(_CLOCK(), flow.sink.arrive_reset)
         self._tick()
 
-    def drop(self, flow: Flow) -> None:
+    def drop(self, flow: LaneFlow) -> None:
         """Forget what ``flow`` has queued."""
         flow.queue.clear()
         flow.queued_bytes = 0
         flow.ending = False
 
-    def block(self, flow: Flow, blocked: bool) -> None:
+    def block(self, flow: LaneFlow, blocked: bool) -> None:
         """The sink takes no more for now, or does again."""
         flow.blocked = blocked
         if not blocked:
@@ -115,7 +115,7 @@ class Lane:
     def _queue_limit_bytes(self) -> float:
         return max(_MIN_QUEUE_BYTES, self.rate_bytes_per_s * _QUEUE_S)
 
-    def _enlist(self, flow: Flow) -> None:
+    def _enlist(self, flow: LaneFlow) -> None:
         if flow.waiting or flow.blocked:
             return
         if not self._line:
@@ -152,7 +152,7 @@ class Lane:
         if times:
             self._timer = self._loop.call_later(max(_TIMER_S, min(times) - now_s), self._tick)
 
-    def _give_turn(self, flow: Flow) -> None:
+    def _give_turn(self, flow: LaneFlow) -> None:
         flow.waiting = False
         if flow.blocked:
             return

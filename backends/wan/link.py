@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from backends.wan.lane import Lane
-from backends.wan.route import Route, RouteStats, RunningRoute
+from backends.wan.route import RouteStats, RunningRoute, WanRoute
 
 _BYTES_PER_MBIT = 125_000
 
@@ -32,7 +32,7 @@ class WanLink:
     The rate holds for each direction, over all routes together; the delay is one way.
     """
 
-    def __init__(self, routes: Sequence[Route], *, rate_mbit: float, delay_ms: float) -> None:
+    def __init__(self, routes: Sequence[WanRoute], *, rate_mbit: float, delay_ms: float) -> None:
         self.rate_mbit = rate_mbit
         self.delay_ms = delay_ms
         self.is_stalled = False

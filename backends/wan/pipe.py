@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable
 from typing import cast
 
-from backends.wan.lane import Flow, Lane
+from backends.wan.lane import Lane, LaneFlow
 
 _WRITE_BUFFER_BYTES = 256 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -17,8 +17,8 @@ class Pipe:
 
     def __init__(self, up: Lane, down: Lane, on_gone: Callable[["Pipe"], None]) -> None:
         self._on_gone = on_gone
-        self.near = End(up, down, self._end_gone)
-        self.far = End(down, up, self._end_gone)
+        self.near = PipeEnd(up, down, self._end_gone)
+        self.far = PipeEnd(down, up, self._end_gone)
         self.near.join(self.far)
         self.far.join(self.near)
 
@@ -37,7 +37,7 @@ class Pipe:
             self._on_gone(self)
 
 
-class End(asyncio.Protocol):
+class PipeEnd(asyncio.Protocol):
     """One end. What is read here crosses on ``lane``; what arrives here came over ``lane_back``."""
 
     def __init__(self, lane: Lane, lane_back: Lane, on_gone: Callable[[], None]) -> None:
@@ -49,13 +49,13 @@ class End(asyncio.Protocol):
         self._broken = False
         self._has_read_end = False
         self._has_sent_end = False
-        self.out = Flow(self, self._let_read)
+        self.out = LaneFlow(self, self._let_read)
         self.is_gone = False
 
-    def join(self, peer: "End") -> None:
+    def join(self, peer: "PipeEnd") -> None:
         """Make ``peer`` the other end."""
         self._peer = peer
-        self.out = Flow(peer, self._let_read)
+        self.out = LaneFlow(peer, self._let_read)
 
     def arrive(self, data: memoryview) -> None:
         """Pass on what came from the peer."""

@@ -7,7 +7,7 @@ import msgspec
 
 from backends.serving import bind
 from backends.wan.lane import Lane
-from backends.wan.pipe import End, Pipe
+from backends.wan.pipe import Pipe, PipeEnd
 
 
 class RouteStats(msgspec.Struct, frozen=True):
@@ -21,7 +21,7 @@ class RouteStats(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class WanRoute:
     """Listen at ``listen_host:listen_port`` (0: a free port) and relay to ``target_host:target_port``."""
 
     target_host: str
@@ -33,7 +33,7 @@ class Route:
 class RunningRoute:
     """A route at work, over the lanes ``up`` (toward the target) and ``down``."""
 
-    def __init__(self, route: Route, up: Lane, down: Lane) -> None:
+    def __init__(self, route: WanRoute, up: Lane, down: Lane) -> None:
         self._route = route
         self._up = up
         self._down = down
@@ -77,7 +77,7 @@ class RunningRoute:
             from_target_bytes=self._past_down_bytes + sum(pipe.far.out.crossed_bytes for pipe in self._pipes),
         )
 
-    def _accept(self) -> End:
+    def _accept(self) -> PipeEnd:
         pipe = Pipe(self._up, self._down, self._forget)
         self._pipes.add(pipe)
         task = asyncio.get_running_loop().create_task(self._connect(pipe))

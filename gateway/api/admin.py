@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from gateway.api.errors import ApiError
 from gateway.api.routing import JSON
 
@@ -34,7 +34,7 @@ class Pages:
     """Return which rules are in force here, and what other processes say, as JSON values."""
 
 
-def probe_routes(pages: Pages, door: Door) -> list[Route]:
+def probe_routes(pages: Pages, door: AdminAuth) -> list[Route]:
     """Return ``/health`` and ``/ready``; what is missing, which names engines, is told to those behind the door."""
 
     async def show_health(request: Request) -> Response:
@@ -53,7 +53,7 @@ def probe_routes(pages: Pages, door: Door) -> list[Route]:
     ]
 
 
-def admin_routes(pages: Pages, door: Door) -> list[Route]:
+def admin_routes(pages: Pages, door: AdminAuth) -> list[Route]:
     """Return ``/metrics`` and ``/admin/*``; nothing where the door is shut."""
     if not door.is_there:
         return []

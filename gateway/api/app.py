@@ -12,12 +12,12 @@ from starlette.routing import Route
 from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
 from gateway.api.completions import prepare_completion
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from gateway.api.endpoint import GenerationEndpoint, Prepare
-from gateway.api.exchange import Access, Limits
-from gateway.api.forms import ChatForm, CompletionForm, Form
+from gateway.api.exchange import Access, RequestLimits
+from gateway.api.forms import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.models import Models
-from gateway.api.passing import Overflow, Passing
+from gateway.api.passing import OverflowAnswers, Passthrough
 from gateway.api.routing import JSON, assemble
 from gateway.api.wire import encode
 from gateway.relay.types import Generator
@@ -35,12 +35,12 @@ class ApiState:
     """Unix time that ``/v1/models`` shows."""
     access: Access
     pages: Pages
-    limits: Limits = field(default_factory=Limits)
-    door: Door = field(default_factory=Door)
+    limits: RequestLimits = field(default_factory=RequestLimits)
+    door: AdminAuth = field(default_factory=AdminAuth)
     """Who may see the operator's pages beside the API."""
-    passing: Passing | None = None
+    passing: Passthrough | None = None
     """Serves the models of upstreams; None: there are none."""
-    overflow: Overflow | None = None
+    overflow: OverflowAnswers | None = None
     """Lets external providers answer chats; None: there are none."""
 
 
@@ -48,7 +48,7 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     models = Models(state.models, state.created, state.passing.models if state.passing else tuple)
 
-    def endpoint(path: str, prepare: Prepare, form: Form, overflow: Overflow | None = None) -> Route:
+    def endpoint(path: str, prepare: Prepare, form: AnswerFormat, overflow: OverflowAnswers | None = None) -> Route:
         served = GenerationEndpoint(
             prepare, form, models, state.generator, state.access, state.limits, path, state.passing, overflow
         )
@@ -56,8 +56,8 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
 
     return assemble(
         [
-            endpoint("/v1/chat/completions", prepare_chat, ChatForm(), state.overflow),
-            endpoint("/v1/completions", prepare_completion, CompletionForm()),
+            endpoint("/v1/chat/completions", prepare_chat, ChatFormat(), state.overflow),
+            endpoint("/v1/completions", prepare_completion, CompletionFormat()),
             *model_routes(models, state),
             *probe_routes(state.pages, state.door),
             *admin_routes(state.pages, state.door),
@@ -66,7 +66,7 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     )
 
 
-def build_admin_app(pages: Pages, door: Door) -> Starlette:
+def build_admin_app(pages: Pages, door: AdminAuth) -> Starlette:
     """Return the ASGI application of a listener that is the operator's alone."""
     return assemble([*probe_routes(pages, door), *admin_routes(pages, door)])
 

@@ -22,11 +22,11 @@ SHOWN_KEY_CHARACTERS = 100
 JsonObject = dict[str, Any]
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed the connection."""
 
 
-class ClientStalled(ClientGone):
+class ClientStalled(ClientDisconnected):
     """The client keeps the connection and does not read."""
 
 
@@ -56,7 +56,7 @@ async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise ClientGone
+            raise ClientDisconnected
         piece = message.get("body", b"")
         taken += len(piece)
         too_large = too_large or taken > limit_bytes

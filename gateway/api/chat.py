@@ -6,7 +6,7 @@ from typing import Any
 from gateway.api.body import JsonObject
 from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import Caller, Job, Prompted, encode_prompt, make_job
+from gateway.api.job import Caller, PreparedRequest, Prompted, encode_prompt, make_job
 from gateway.api.models import Models
 from gateway.api.wire import ChatFields
 from gateway.text.message import MessageReader
@@ -19,7 +19,7 @@ REASONING_TAIL_TOKENS = 16
 """Enough of a prompt's end to see whether its template opens the reasoning."""
 
 
-async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
+async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
     """Render and tokenise the conversation. ``size_bytes``: of the body. Raises ApiError."""
     fields, rest = read_fields(value, ChatFields)
     model = models.find(fields.model, caller.rules.models)

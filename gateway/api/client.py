@@ -8,7 +8,7 @@ from typing import Self
 
 from starlette.types import Message, Receive, Send
 
-from gateway.api.body import ClientGone, ClientStalled
+from gateway.api.body import ClientDisconnected, ClientStalled
 
 
 class ShuttingDown(Exception):
@@ -32,7 +32,7 @@ class Client:
         self._send = send
         self._write_timeout_s = write_timeout_s
         self._sending_since: float | None = None
-        self._loss: ClientGone | ShuttingDown | None = None
+        self._loss: ClientDisconnected | ShuttingDown | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -61,7 +61,7 @@ class Client:
         if not message.get("more_body", False):
             self._note_edge(message)
 
-    def leave(self, loss: ClientGone | ShuttingDown) -> None:
+    def leave(self, loss: ClientDisconnected | ShuttingDown) -> None:
         """Let the block raise ``loss``, unless it ends for another reason already."""
         if self._loss is None:
             self._loss = loss
@@ -70,7 +70,7 @@ class Client:
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.leave(ClientGone())
+        self.leave(ClientDisconnected())
 
     def _look_for_stall(self) -> None:
         since = self._sending_since

@@ -7,7 +7,7 @@ from typing import Any
 from gateway.api.body import JsonObject
 from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import MOST_CHOICES, Caller, Job, Prompted, encode_prompt, make_job, over_context
+from gateway.api.job import MOST_CHOICES, Caller, PreparedRequest, Prompted, encode_prompt, make_job, over_context
 from gateway.api.models import Models
 from gateway.api.wire import CompletionFields
 from gateway.text.model import ServedModel
@@ -17,7 +17,7 @@ DEFAULT_MAX_TOKENS = 16
 Prompt = str | list[int]
 
 
-async def prepare_completion(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> Job:
+async def prepare_completion(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
     """Tokenise the prompts. ``size_bytes``: of the body. Raises ApiError."""
     fields, rest = read_fields(value, CompletionFields)
     model = models.find(fields.model, caller.rules.models)

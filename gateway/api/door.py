@@ -14,7 +14,7 @@ FAILURES_PER_MIN = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class AdminAuth:
     """The way to the operator's pages on one listener. It is shut, or open to all, or has a key that no tenant has."""
 
     is_open: bool = False

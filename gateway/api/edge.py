@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from gateway.api.errors import ApiError, encode_error
 from gateway.api.framing import MOST_HEAD_BYTES, MOST_HEADERS, bad_request, find_flaw, too_large, write_without_upgrade
-from gateway.api.proxies import Network, find_client
+from gateway.api.proxies import IpNetwork, find_client
 
 TRANSPORT = "transport"
 
@@ -31,7 +31,7 @@ class Edge:
 
     head_timeout_s: float = 30.0
     most_connections: int = 10_000
-    trusted: Sequence[Network] = ()
+    trusted: Sequence[IpNetwork] = ()
     idle: "OrderedDict[EdgeProtocol, None]" = field(default_factory=OrderedDict)
     """Connections without a request, the longest idle first."""
 

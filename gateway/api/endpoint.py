@@ -14,30 +14,30 @@ from gateway.api.body import JsonObject
 from gateway.api.choice import Choice, count_cached
 from gateway.api.client import Client
 from gateway.api.client_fields import without_internal
-from gateway.api.exchange import Access, Asked, Limits, hold_exchange, parse
-from gateway.api.forms import Form
-from gateway.api.gate import Entry
-from gateway.api.job import Caller, Job
+from gateway.api.exchange import Access, Asked, RequestLimits, hold_exchange, parse
+from gateway.api.forms import AnswerFormat
+from gateway.api.gate import Admission
+from gateway.api.job import Caller, PreparedRequest
 from gateway.api.merge import merge
 from gateway.api.models import Models, resolve_name
-from gateway.api.passing import Outside, Overflow, Passing
+from gateway.api.passing import Outside, OverflowAnswers, Passthrough
 from gateway.api.respond import StreamWriter, write_stream, write_whole
 from gateway.control.tenants.usage import Use
 from gateway.failure import GenerationFailed
 from gateway.relay.types import Answer, Generator
 from policies.rules import Rules
 
-Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[Job]]
+Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[PreparedRequest]]
 
 
 @dataclass(slots=True)
-class Run:
+class RunningRequest:
     """What was started for one request. ``failed``: the client was told so instead of an answer."""
 
     answers: list[Answer] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
-    entry: Entry | None = None
-    job: Job | None = None
+    entry: Admission | None = None
+    job: PreparedRequest | None = None
     failed: bool = False
     outside: ExternalUsage | None = None
     """What an external provider took, once it told."""
@@ -77,14 +77,14 @@ class GenerationEndpoint:
     def __init__(
         self,
         prepare: Prepare,
-        form: Form,
+        form: AnswerFormat,
         models: Models,
         generator: Generator,
         access: Access,
-        limits: Limits,
+        limits: RequestLimits,
         path: str,
-        passing: Passing | None = None,
-        overflow: Overflow | None = None,
+        passing: Passthrough | None = None,
+        overflow: OverflowAnswers | None = None,
     ) -> None:
         self._overflow = overflow
         self._path = path
@@ -98,13 +98,13 @@ class GenerationEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to its end."""
-        run = Run()
+        run = RunningRequest()
         try:
             await hold_exchange(scope, receive, send, self._access, self._limits, partial(self._serve, run))
         finally:
             await run.aclose()
 
-    async def _serve(self, run: Run, asked: Asked) -> None:
+    async def _serve(self, run: RunningRequest, asked: Asked) -> None:
         value = await parse(asked.body)
         session = value.get("prompt_cache_key")
         rules = self._access.rules_of(asked.tenant, session if isinstance(session, str) else asked.reply.request_id)
@@ -125,22 +125,28 @@ class GenerationEndpoint:
         # At once: a client that has its answer may ask again, while legs may still be ending.
         run.leave()
 
-    def _find_passing(self, model: object, rules: Rules) -> Passing | None:
+    def _find_passing(self, model: object, rules: Rules) -> Passthrough | None:
         """What passes on requests for the model; None: its requests are served here."""
         if self._passing is None or not isinstance(model, str):
             return None
         return self._passing if self._passing.passes(resolve_name(model, rules.models)) else None
 
-    def _choose_outside(self, job: Job, caller: Caller, *, refused: bool) -> Outside | None:
+    def _choose_outside(self, job: PreparedRequest, caller: Caller, *, refused: bool) -> Outside | None:
         """Who answers in place of the engines; ``refused``: they cannot."""
         return None if self._overflow is None else self._overflow.choose(job.model.name, caller.rules, refused=refused)
 
-    async def _enter(self, job: Job, caller: Caller, places: int) -> Entry:
+    async def _enter(self, job: PreparedRequest, caller: Caller, places: int) -> Admission:
         gate, most = self._access.gate, job.most_output_tokens
         return await gate.enter(caller.tenant, caller.rules, job.model.name, job.prompt_tokens, most, places)
 
     async def _answer(
-        self, job: Job, value: JsonObject, client: Client, caller: Caller, run: Run, outside: Outside | None
+        self,
+        job: PreparedRequest,
+        value: JsonObject,
+        client: Client,
+        caller: Caller,
+        run: RunningRequest,
+        outside: Outside | None,
     ) -> None:
         """Let engines answer, or whoever does in their place."""
         entry_headers = run.entry.headers if run.entry is not None else []
@@ -165,7 +171,7 @@ class GenerationEndpoint:
             else:
                 await write_whole(client, events, job, self._form, run.choices, headers)
 
-    def _start(self, job: Job, run: Run) -> None:
+    def _start(self, job: PreparedRequest, run: RunningRequest) -> None:
         for index, request in enumerate(job.requests):
             answer = self._generator.generate(request)
             run.answers.append(answer)

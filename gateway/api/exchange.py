@@ -10,11 +10,11 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.body import ClientGone, ClientStalled, JsonObject, parse_object, read_body
+from gateway.api.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.api.client import Client, Clients, ShuttingDown
 from gateway.api.edge import cut_connection
 from gateway.api.errors import ApiError, encode_error, error_messages, from_generation
-from gateway.api.gate import RANKS, Gate
+from gateway.api.gate import RANKS, AdmissionControl
 from gateway.api.identify import Identify
 from gateway.api.job import Caller
 from gateway.api.passing import AnswerBroken
@@ -29,7 +29,7 @@ HINT = re.compile(r"[0-9]{1,7}")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RequestLimits:
     """What one client may ask of the gateway's edge."""
 
     body_bytes: int = 32 << 20
@@ -46,7 +46,7 @@ class Access:
     rules_of: Callable[[str, str], Rules]
     """Return the rules in force for a tenant's request or session, named by a key. Raises GenerationFailed."""
     salts: Salts
-    gate: Gate
+    gate: AdmissionControl
     shows_plans: bool = False
     """Whether answers tell how they were made, whatever the rules say."""
     clients: Clients = field(default_factory=Clients)
@@ -68,7 +68,7 @@ class Access:
 
 
 @dataclass(slots=True)
-class Reply:
+class ErrorReply:
     """Where errors go, and the request's name on them. Whoever answers may give it a better name."""
 
     send: Send
@@ -88,7 +88,7 @@ class Asked:
     headers: Headers
     body: bytes
     client: Client
-    reply: Reply
+    reply: ErrorReply
 
 
 async def hold_exchange(
@@ -96,14 +96,14 @@ async def hold_exchange(
     receive: Receive,
     send: Send,
     access: Access,
-    limits: Limits,
+    limits: RequestLimits,
     answer: Callable[[Asked], Awaitable[None]],
 ) -> None:
     """Take a request, let ``answer`` serve it to its end, and tell the client what it raises.
 
     ``answer`` may raise ApiError and GenerationFailed while nothing was sent, and AnswerBroken after that.
     """
-    reply = Reply(send, f"req-{uuid.uuid4().hex}")
+    reply = ErrorReply(send, f"req-{uuid.uuid4().hex}")
     client = Client(receive, reply.send, limits.write_timeout_s)
     try:
         if access.clients.is_over:
@@ -119,7 +119,7 @@ async def hold_exchange(
                 await answer(Asked(tenant, connection.headers, body, client, reply))
     except (ClientStalled, AnswerBroken):
         cut_connection(scope)
-    except ClientGone:
+    except ClientDisconnected:
         pass
     except ShuttingDown:
         await break_off(scope, client, reply)
@@ -134,7 +134,7 @@ def shutting_down() -> ApiError:
     return ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
 
 
-async def break_off(scope: Scope, client: Client, reply: Reply) -> None:
+async def break_off(scope: Scope, client: Client, reply: ErrorReply) -> None:
     """Say why the answer ends, as far as what was sent of it leaves room for that."""
     opening, error = client.opening, shutting_down()
     try:

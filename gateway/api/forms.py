@@ -7,16 +7,16 @@ from msgspec import UNSET
 
 from backends.types import TokenLogprob
 from gateway.api.choice import Addition, Ending
-from gateway.api.job import Job
+from gateway.api.job import PreparedRequest
 from gateway.api.logprobs import spell_chat, spell_completion
 from gateway.api.wire import (
     CalledFunction,
     ChatChoice,
     ChatChunkChoice,
+    ChatDelta,
     ChatMessage,
     CompletionChoice,
-    Delta,
-    Origin,
+    TokenOrigin,
     ToolCall,
 )
 from gateway.text.message import Parts
@@ -30,47 +30,49 @@ class Gathered:
     ids: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    origins: list[Origin] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
 
     def content(self, ending: Ending) -> str:
         """Return the content with its end."""
         return "".join(part.content for part in self.parts) + ending.parts.content
 
 
-class Form(Protocol):
+class AnswerFormat(Protocol):
     """Builds the choices of one endpoint's answers."""
 
     chunk_object: str
     whole_object: str
 
-    def open(self, job: Job, index: int) -> ChatChunkChoice | CompletionChoice | None:
+    def open(self, job: PreparedRequest, index: int) -> ChatChunkChoice | CompletionChoice | None:
         """Return a choice's first chunk, which holds nothing that was generated."""
         ...
 
-    def add(self, job: Job, index: int, addition: Addition) -> ChatChunkChoice | CompletionChoice:
+    def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice | CompletionChoice:
         """Return the chunk of one event."""
         ...
 
-    def end(self, job: Job, index: int, ending: Ending) -> ChatChunkChoice | CompletionChoice:
+    def end(self, job: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice | CompletionChoice:
         """Return a choice's last chunk."""
         ...
 
-    def whole(self, job: Job, index: int, gathered: Gathered, ending: Ending) -> ChatChoice | CompletionChoice:
+    def whole(
+        self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending
+    ) -> ChatChoice | CompletionChoice:
         """Return a choice that is not streamed."""
         ...
 
 
-class ChatForm:
+class ChatFormat:
     """``/v1/chat/completions``."""
 
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def open(self, job: Job, index: int) -> ChatChunkChoice:
+    def open(self, job: PreparedRequest, index: int) -> ChatChunkChoice:
         """Return the role."""
-        return ChatChunkChoice(index, Delta(role="assistant", content=""))
+        return ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
 
-    def add(self, job: Job, index: int, addition: Addition) -> ChatChunkChoice:
+    def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
         """Return the text as content."""
         choice = ChatChunkChoice(index, spell_delta(addition.parts))
         if job.logprobs is not None and addition.logprobs is not None:
@@ -79,13 +81,13 @@ class ChatForm:
             choice.token_ids = addition.ids
         return choice
 
-    def end(self, job: Job, index: int, ending: Ending) -> ChatChunkChoice:
+    def end(self, job: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice:
         """Return the finish reason, with the last text where some was held back."""
         return ChatChunkChoice(
             index, spell_delta(ending.parts), finish_reason=ending.reason, stop_reason=ending.stop_reason
         )
 
-    def whole(self, job: Job, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
+    def whole(self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
         """Return the message."""
         logprobs = None
         if job.logprobs is not None and gathered.logprobs:
@@ -95,13 +97,13 @@ class ChatForm:
         return ChatChoice(index, message, logprobs, ending.reason, ending.stop_reason, ids)
 
 
-class CompletionForm:
+class CompletionFormat:
     """``/v1/completions``."""
 
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
-    def open(self, job: Job, index: int) -> CompletionChoice | None:
+    def open(self, job: PreparedRequest, index: int) -> CompletionChoice | None:
         """Return the prompt where the client asked to hear it back, and its ids likewise."""
         if not job.echoes and not job.return_token_ids:
             return None
@@ -110,7 +112,7 @@ class CompletionForm:
             choice.prompt_token_ids = list(job.prompts[index // job.n])
         return choice
 
-    def add(self, job: Job, index: int, addition: Addition) -> CompletionChoice:
+    def add(self, job: PreparedRequest, index: int, addition: Addition) -> CompletionChoice:
         """Return the text."""
         choice = CompletionChoice(index, addition.parts.content)
         if job.logprobs is not None and addition.logprobs is not None:
@@ -119,13 +121,13 @@ class CompletionForm:
             choice.token_ids = addition.ids
         return choice
 
-    def end(self, job: Job, index: int, ending: Ending) -> CompletionChoice:
+    def end(self, job: PreparedRequest, index: int, ending: Ending) -> CompletionChoice:
         """Return the finish reason, with the last text where some was held back."""
         return CompletionChoice(
             index, ending.parts.content, finish_reason=ending.reason, stop_reason=ending.stop_reason
         )
 
-    def whole(self, job: Job, index: int, gathered: Gathered, ending: Ending) -> CompletionChoice:
+    def whole(self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> CompletionChoice:
         """Return the text, after the prompt's where the client asked to hear it back."""
         echo = job.echoes[index // job.n] if job.echoes else ""
         choice = CompletionChoice(index, echo + gathered.content(ending))
@@ -139,9 +141,9 @@ class CompletionForm:
         return choice
 
 
-def spell_delta(parts: Parts) -> Delta:
+def spell_delta(parts: Parts) -> ChatDelta:
     """Return the parts as a chunk's delta."""
-    delta = Delta()
+    delta = ChatDelta()
     if parts.content:
         delta.content = parts.content
     if parts.reasoning:

@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.errors import ApiError, Headers
-from gateway.control.limits.admission import Overloaded, Queues
-from gateway.control.limits.buckets import Left, Rates, Standing
-from gateway.control.limits.gate import LimitGate
+from gateway.control.limits.admission import AdmissionQueues, Overloaded
+from gateway.control.limits.buckets import Left, RateLimitStatus, Rates
+from gateway.control.limits.gate import RateLimiter
 from gateway.control.limits.leases import Lease, LimitReached, RequestTooLarge
-from gateway.control.tenants.usage import Usage, Use
+from gateway.control.tenants.usage import UsageMeter, Use
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 
@@ -26,14 +26,14 @@ MESSAGES = {
 
 
 @dataclass(slots=True)
-class Entry:
+class Admission:
     """A request that was let in. ``headers``: how its tenant stands, for the answer."""
 
     tenant: str
     model: str
     answers: int
     lease: Lease
-    gate: "Gate"
+    gate: "AdmissionControl"
     headers: Headers = field(default_factory=list)
     has_left: bool = False
 
@@ -48,17 +48,17 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class AdmissionControl:
     """Lets requests in."""
 
-    limits: LimitGate
-    queues: Queues
-    usage: Usage
+    limits: RateLimiter
+    queues: AdmissionQueues
+    usage: UsageMeter
     metrics: Metrics
 
     async def enter(
         self, tenant: str, rules: Rules, model: str, prompt_tokens: int, output_tokens: int, answers: int = 1
-    ) -> Entry:
+    ) -> Admission:
         """Wait until a request may run. ``output_tokens``: the most that its answers may have together.
 
         ``model``: whose place it waits for, and under which its use is counted. ``answers`` 0: it takes no place, so it
@@ -76,7 +76,7 @@ class Gate:
             message = f"The prompt has {prompt_tokens} tokens; the limit is {limits.tokens_per_min} tokens per minute."
             raise ApiError(400, message, code="prompt_too_long") from None
         if not answers:
-            return Entry(tenant, model, 0, lease, self, spell_standing(lease.standing))
+            return Admission(tenant, model, 0, lease, self, spell_standing(lease.standing))
         is_in = False
         try:
             cost = prompt_tokens + output_tokens
@@ -89,7 +89,7 @@ class Gate:
         finally:
             if not is_in:
                 lease.settle(0)
-        return Entry(tenant, model, answers, lease, self, spell_standing(lease.standing))
+        return Admission(tenant, model, answers, lease, self, spell_standing(lease.standing))
 
     def _refuse(self, error: LimitReached, rates: Rates) -> ApiError:
         self.metrics.refused.labels(error.refused_by).inc()
@@ -106,7 +106,7 @@ class Gate:
         )
 
 
-def spell_standing(standing: Standing) -> Headers:
+def spell_standing(standing: RateLimitStatus) -> Headers:
     """Return the headers that OpenAI's clients read."""
     headers: Headers = []
     for name, left in (("requests", standing.requests), ("tokens", standing.tokens)):

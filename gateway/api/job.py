@@ -39,7 +39,7 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class PreparedRequest:
     """One client request, ready to run. Choice ``i`` answers prompt ``i // n``."""
 
     id: str
@@ -96,7 +96,9 @@ class Prompted:
     make_reader: Callable[[], MessageReader] | None = None
 
 
-def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, model: ServedModel, caller: Caller) -> Job:
+def make_job(
+    fields: GenerationFields, rest: JsonObject, prompted: Prompted, model: ServedModel, caller: Caller
+) -> PreparedRequest:
     """Check the limits that depend on the prompts, and build the generations. Raises ApiError."""
     n = fields.n or 1
     if n * len(prompted.prompts) > MOST_CHOICES:
@@ -133,7 +135,7 @@ def make_job(fields: GenerationFields, rest: JsonObject, prompted: Prompted, mod
         )
         for index in range(choices)
     )
-    return Job(
+    return PreparedRequest(
         id=job_id,
         created=int(time.time()),
         model=model,

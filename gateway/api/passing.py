@@ -10,7 +10,7 @@ from backends.external import ExternalUsage
 from gateway.api.body import JsonObject
 from gateway.api.client import Client
 from gateway.api.errors import Headers as HeaderLines
-from gateway.api.job import Caller, Job
+from gateway.api.job import Caller, PreparedRequest
 from policies.rules import Rules
 
 
@@ -18,7 +18,7 @@ class AnswerBroken(Exception):
     """A passed answer broke off after bytes of it were sent, and nothing can be said in its stead."""
 
 
-class Passing(Protocol):
+class Passthrough(Protocol):
     """Serves the models of upstreams."""
 
     def models(self) -> list[str]:
@@ -42,7 +42,7 @@ class Outside:
     reason: str
 
 
-class Overflow(Protocol):
+class OverflowAnswers(Protocol):
     """Lets external providers answer chats."""
 
     def choose(self, model: str, rules: Rules, *, refused: bool) -> Outside | None:
@@ -52,7 +52,7 @@ class Overflow(Protocol):
     async def answer(
         self,
         outside: Outside,
-        job: Job,
+        job: PreparedRequest,
         value: JsonObject,
         client: Client,
         headers: HeaderLines,

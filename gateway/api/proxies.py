@@ -3,13 +3,13 @@
 import ipaddress
 from collections.abc import Sequence
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
+IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 FORWARDED_FOR = b"x-forwarded-for"
 
 
-def find_client(peer: str, headers: Sequence[tuple[bytes, bytes]], trusted: Sequence[Network]) -> str:
+def find_client(peer: str, headers: Sequence[tuple[bytes, bytes]], trusted: Sequence[IpNetwork]) -> str:
     """Return the address that a request comes from: the right-most one in ``X-Forwarded-For`` that is no trusted proxy.
 
     Whatever stands left of that, and the whole header where the peer itself is not trusted, anybody can write.
@@ -28,7 +28,7 @@ def find_client(peer: str, headers: Sequence[tuple[bytes, bytes]], trusted: Sequ
     return str(last)
 
 
-def read_address(text: str) -> Address | None:
+def read_address(text: str) -> IpAddress | None:
     """Read an address, which may have a port; None: it is none. IPv4 in IPv6's clothes is IPv4."""
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -42,7 +42,7 @@ def read_address(text: str) -> Address | None:
     return mapped or address
 
 
-def is_within(address: Address, networks: Sequence[Network]) -> bool:
+def is_within(address: IpAddress, networks: Sequence[IpNetwork]) -> bool:
     """Say whether an address is in one of the networks."""
     return any(address in network for network in networks)
 

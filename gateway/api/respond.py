@@ -12,15 +12,15 @@ from msgspec import UNSET
 from gateway.api.choice import Choice, count_cached
 from gateway.api.client import Client
 from gateway.api.errors import Headers, encode_error, from_generation
-from gateway.api.forms import Form, Gathered
-from gateway.api.job import Job
+from gateway.api.forms import AnswerFormat, Gathered
+from gateway.api.job import PreparedRequest
 from gateway.api.merge import Numbered
 from gateway.api.wire import (
-    Answer,
+    AnswerBody,
     ChatChunkChoice,
-    Origin,
     PromptTokensDetails,
-    Usage,
+    TokenOrigin,
+    UsageBody,
     encode,
     encode_event,
 )
@@ -37,19 +37,19 @@ def unfinished() -> GenerationFailed:
     return GenerationFailed(502, "The answer ended before it was finished.", code="bad_gateway")
 
 
-def count_usage(job: Job, choices: Sequence[Choice]) -> Usage:
+def count_usage(job: PreparedRequest, choices: Sequence[Choice]) -> UsageBody:
     """Return the request's usage: each prompt once, the completions of all choices."""
     prompt = job.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
     cached = count_cached(choices, job.n)
     details = None if cached is None else PromptTokensDetails(cached)
-    return Usage(prompt, completion, prompt + completion, details)
+    return UsageBody(prompt, completion, prompt + completion, details)
 
 
 class StreamWriter:
     """Turns one request's events into SSE bytes. No I/O."""
 
-    def __init__(self, job: Job, form: Form, choices: Sequence[Choice]) -> None:
+    def __init__(self, job: PreparedRequest, form: AnswerFormat, choices: Sequence[Choice]) -> None:
         self._job = job
         self._form = form
         self._choices = choices
@@ -96,7 +96,7 @@ class StreamWriter:
             return b""
         answer = self._answer([self._form.add(job, index, addition)])
         if job.traced:
-            answer.pdd = Origin(event.role, event.instance, event.position)
+            answer.pdd = TokenOrigin(event.role, event.instance, event.position)
         return encode_event(answer)
 
     def _end(self, index: int, finish: Finish) -> bytes:
@@ -104,9 +104,9 @@ class StreamWriter:
         ending = self._choices[index].end(finish)
         return encode_event(self._answer([self._form.end(self._job, index, ending)]))
 
-    def _answer(self, choices: list[Any], usage: Usage | None = None) -> Answer:
+    def _answer(self, choices: list[Any], usage: UsageBody | None = None) -> AnswerBody:
         job = self._job
-        answer = Answer(job.id, self._form.chunk_object, job.created, job.model_name, choices)
+        answer = AnswerBody(job.id, self._form.chunk_object, job.created, job.model_name, choices)
         if job.continuous_usage:
             answer.usage = count_usage(job, self._choices)
         elif job.include_usage:
@@ -137,7 +137,12 @@ async def write_stream(client: Client, events: Events, writer: StreamWriter, hea
 
 
 async def write_whole(
-    client: Client, events: Events, job: Job, form: Form, choices: Sequence[Choice], headers: Headers
+    client: Client,
+    events: Events,
+    job: PreparedRequest,
+    form: AnswerFormat,
+    choices: Sequence[Choice],
+    headers: Headers,
 ) -> None:
     """Send the answer when it is complete. Raises GenerationFailed."""
     gathered = [Gathered() for _ in choices]
@@ -152,7 +157,7 @@ async def write_whole(
                 pass
     if len(done) < len(choices):
         raise unfinished()
-    answer = Answer(job.id, form.whole_object, job.created, job.model_name, [done[index] for index in sorted(done)])
+    answer = AnswerBody(job.id, form.whole_object, job.created, job.model_name, [done[index] for index in sorted(done)])
     answer.usage = count_usage(job, choices)
     if job.return_token_ids and form.whole_object == "chat.completion":
         answer.prompt_token_ids = list(job.prompts[0])
@@ -176,4 +181,4 @@ def gather(gathered: Gathered, choice: Choice, event: Tokens) -> None:
     if last is not None and (last.role, last.instance) == (event.role, event.instance):
         last.tokens = (last.tokens or 0) + len(addition.ids)
     else:
-        gathered.origins.append(Origin(event.role, event.instance, event.position, len(addition.ids)))
+        gathered.origins.append(TokenOrigin(event.role, event.instance, event.position, len(addition.ids)))

@@ -97,7 +97,7 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
-class Usage(Struct):
+class UsageBody(Struct):
     """Token counts of the whole request."""
 
     prompt_tokens: int
@@ -138,7 +138,7 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
-class Origin(Struct):
+class TokenOrigin(Struct):
     """Who made a chunk's tokens, for traced requests. ``tokens`` is left out of stream chunks."""
 
     role: str
@@ -163,7 +163,7 @@ class ToolCall(Struct):
     type: str | UnsetType = UNSET
 
 
-class Delta(Struct):
+class ChatDelta(Struct):
     """What a chat chunk adds."""
 
     role: str | UnsetType = UNSET
@@ -176,7 +176,7 @@ class ChatChunkChoice(Struct):
     """One choice's part of a chat chunk."""
 
     index: int
-    delta: Delta
+    delta: ChatDelta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
@@ -216,10 +216,10 @@ class CompletionChoice(Struct):
     token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
-Choice = ChatChunkChoice | ChatChoice | CompletionChoice
+ChoiceBody = ChatChunkChoice | ChatChoice | CompletionChoice
 
 
-class Answer(Struct):
+class AnswerBody(Struct):
     """A whole answer or one chunk of a stream; ``object`` says which."""
 
     id: str
@@ -227,9 +227,9 @@ class Answer(Struct):
     created: int
     model: str
     choices: list[ChatChunkChoice] | list[ChatChoice] | list[CompletionChoice]
-    usage: Usage | UnsetType | None = UNSET
+    usage: UsageBody | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    pdd: Origin | list[Origin] | UnsetType = UNSET
+    pdd: TokenOrigin | list[TokenOrigin] | UnsetType = UNSET
 
 
 class ModelCard(Struct):

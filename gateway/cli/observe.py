@@ -18,10 +18,10 @@ from gateway.api.chat import prepare_chat
 from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
 from gateway.api.errors import ApiError
-from gateway.api.job import Job
+from gateway.api.job import PreparedRequest
 from gateway.api.models import Models
 from gateway.app import Gateway
-from gateway.control.documents.live import Refused
+from gateway.control.documents.live import DocumentsRefused
 from gateway.control.documents.rulebook import RULES
 from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import TENANT_KIND, TenantBook
@@ -116,7 +116,7 @@ async def _read_documents(gateway: Gateway, redis_url: str) -> None:
             gateway.rulebook.apply(await store.all_of(RULES))
             if gateway.tenancy.book is not None:
                 gateway.tenancy.book.apply(await store.all_of(TENANT_KIND))
-    except Refused as error:
+    except DocumentsRefused as error:
         raise CannotInspect(f"the live documents do not fit: {error}") from None
     except (RedisError, OSError) as error:
         raise CannotInspect(f"redis_url: the index could not be read from there: {reason_of(error)}") from None
@@ -141,7 +141,7 @@ def read_file(path: Path) -> bytes:
         raise CannotInspect(f"cannot read {path}: {error.strerror}") from None
 
 
-async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: str) -> Job:
+async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: str) -> PreparedRequest:
     """Make a tenant's parsed body ready as the API does; its fields tell which endpoint it is for.
 
     Raises ApiError, CannotInspect and GenerationFailed.

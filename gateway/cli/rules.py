@@ -31,7 +31,7 @@ from gateway.cli.operate import (
     to_yaml,
 )
 from gateway.cli.rehearse import rehearse
-from gateway.control.documents.live import Refused
+from gateway.control.documents.live import DocumentsRefused
 from gateway.control.documents.rulebook import RULES, RuleBook
 from gateway.control.documents.store import Changes, Document, DocumentStore
 from policies.rule_documents import DEFAULT, document_schema
@@ -132,7 +132,7 @@ def build(args: argparse.Namespace, documents: Sequence[Document]) -> RuleBook:
     book = RuleBook(_base(args))
     try:
         book.apply(documents)
-    except Refused as error:
+    except DocumentsRefused as error:
         raise CannotOperate(f"refused: {error}") from None
     return book
 

@@ -15,7 +15,7 @@ import uvloop
 from starlette.types import ASGIApp
 
 from backends.lifetime import die_with_parent
-from backends.serving import CannotListen, Site, bind, parse_listen, serve_sites
+from backends.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
 from gateway.api.edge import Edge, EdgeProtocol
 from gateway.app import open_gateway
 from gateway.exposure import read_tls
@@ -73,8 +73,8 @@ async def _serve(settings: Settings, has_rules: bool) -> None:
     allow_connections()
     edge = Edge(limits.head_timeout_s, limits.max_connections, find_proxies(settings))
 
-    def site(app: ASGIApp, listener: socket.socket, label: str) -> Site:
-        return Site(app, listener, functools.partial(EdgeProtocol, edge=edge), tls, limits.keep_alive_s, label)
+    def site(app: ASGIApp, listener: socket.socket, label: str) -> ServedApp:
+        return ServedApp(app, listener, functools.partial(EdgeProtocol, edge=edge), tls, limits.keep_alive_s, label)
 
     listener = bind(*parse_listen(settings.listen))
     admin = bind(*parse_listen(settings.admin.listen)) if settings.admin.listen else None

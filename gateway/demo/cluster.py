@@ -38,7 +38,7 @@ def region_of(name: str) -> str:
     return "b" if role_of(name) == "MD" else "a"
 
 
-class EventSource(msgspec.Struct):
+class EngineEvents(msgspec.Struct):
     """Where an engine publishes its KV events."""
 
     endpoint: str
@@ -103,7 +103,7 @@ class ReferenceKit:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """What to start. ``counts``: how many P, RLD and MD."""
 
     model: Path
@@ -119,13 +119,13 @@ class Plan:
 class Cluster:
     """What runs. URLs of ``main`` and ``bridge`` lead through the link; ``children`` are named as in the settings."""
 
-    plan: Plan
+    plan: ClusterPlan
     children: dict[str, Child] = field(default_factory=dict)
     through_link: dict[str, str] = field(default_factory=dict)
     stores: dict[str, EmbeddedValkey] = field(default_factory=dict)
     redis_url: str = ""
     folder: Path = Path()
-    kv_events: dict[str, EventSource] = field(default_factory=dict)
+    kv_events: dict[str, EngineEvents] = field(default_factory=dict)
 
     async def wan_bytes(self) -> int:
         """Bytes that crossed the link so far, both ways."""
@@ -183,7 +183,7 @@ class Cluster:
 
 
 @asynccontextmanager
-async def run_cluster(plan: Plan, progress: Callable[[str], None]) -> AsyncIterator[Cluster]:
+async def run_cluster(plan: ClusterPlan, progress: Callable[[str], None]) -> AsyncIterator[Cluster]:
     """Start everything, give it to the block, end everything. Raises DemoFailed."""
     cluster = Cluster(plan)
     async with AsyncExitStack() as stack:
@@ -222,10 +222,10 @@ async def _start_engines(cluster: Cluster, stack: AsyncExitStack, progress: Call
             cluster.kv_events[child.name] = await find_kv_events(client, child.url)
 
 
-async def find_kv_events(client: httpx.AsyncClient, url: str) -> EventSource:
+async def find_kv_events(client: httpx.AsyncClient, url: str) -> EngineEvents:
     """Ask an engine where it publishes its KV events."""
     reply = (await client.get(f"{url}/kv_event_sources")).raise_for_status()
-    return msgspec.json.decode(reply.content, type=dict[str, EventSource])["0"]
+    return msgspec.json.decode(reply.content, type=dict[str, EngineEvents])["0"]
 
 
 async def _start_link(cluster: Cluster, stack: AsyncExitStack, progress: Callable[[str], None]) -> None:

@@ -17,13 +17,13 @@ from rich.console import Console
 from backends.lifetime import die_with_parent
 from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import long_prompt
-from backends.serving import CannotListen, Site, bind, parse_listen, serve_sites
+from backends.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
 from gateway.api.edge import EdgeProtocol
 from gateway.app import Gateway, open_gateway
-from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
+from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, run_cluster
 from gateway.demo.processes import DemoFailed
 from gateway.demo.report import print_answer, print_explain, print_table, print_usage
-from gateway.demo.scenarios import Stage, measure_rtt, run_scenarios, user, warm_up
+from gateway.demo.scenarios import ScenarioStage, measure_rtt, run_scenarios, user, warm_up
 from gateway.settings import parse_settings
 from policies.rules import Rules
 
@@ -69,14 +69,14 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
         raise DemoFailed(f"--model {args.model}: there is no config.json")
     host, port = parse_listen(args.listen)
     listener = bind(host, port)
-    plan = Plan(args.model, args.rate_mbit, args.delay_ms)
+    plan = ClusterPlan(args.model, args.rate_mbit, args.delay_ms)
     async with run_cluster(plan, lambda step: console.print(f"[dim]{step}[/dim]")) as cluster:
         document = cluster.settings(args.listen, kv_bytes_per_token(args.model))
         settings = parse_settings(document)
         (cluster.folder / CONFIG).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         async with open_gateway(settings) as gateway:
             stop = asyncio.Event()
-            serving = asyncio.create_task(serve_sites(Site(gateway.app, listener, EdgeProtocol), on_stop=stop.set))
+            serving = asyncio.create_task(serve_sites(ServedApp(gateway.app, listener, EdgeProtocol), on_stop=stop.set))
             try:
                 return await _show(args, console, cluster, gateway, f"http://{host}:{listener.getsockname()[1]}", stop)
             finally:
@@ -91,7 +91,7 @@ async def _show(
     console.print("[dim]warming up[/dim]")
     warm = await warm_up(base_url)
     tokens = args.tokens or outlast_transfer(args, warm.median_itl_s)
-    stage = Stage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
+    stage = ScenarioStage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
     runs = await run_scenarios(stage, args.words, tokens)
     print_table(console, runs, rtt_s)
     print_answer(console, runs["catch_up"])

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gateway.demo.scenarios import Run
+from gateway.demo.scenarios import ScenarioRun
 
 COLOURS = {"P": "bold magenta", "RLD": "yellow", "MD": "cyan"}
 TITLES = {
@@ -17,7 +17,7 @@ TITLES = {
 }
 
 
-def print_table(console: Console, runs: dict[str, Run], rtt_s: float) -> None:
+def print_table(console: Console, runs: dict[str, ScenarioRun], rtt_s: float) -> None:
     """One row for each scenario."""
     table = Table(title=f"Two regions, WAN round trip {rtt_s * 1000:.0f} ms")
     for name in (
@@ -45,7 +45,7 @@ def print_table(console: Console, runs: dict[str, Run], rtt_s: float) -> None:
     console.print(table)
 
 
-def print_answer(console: Console, run: Run) -> None:
+def print_answer(console: Console, run: ScenarioRun) -> None:
     """The text, coloured by who made it."""
     text = Text()
     for role, piece in run.pieces:

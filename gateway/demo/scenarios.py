@@ -14,7 +14,7 @@ from gateway.app import Gateway
 from gateway.demo.cluster import MODEL, Cluster
 from policies.rules import parse_rules
 
-Message = dict[str, str]
+ChatTurn = dict[str, str]
 
 NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
 ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
@@ -22,7 +22,7 @@ CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 
 
 
 @dataclass(slots=True)
-class Run:
+class ScenarioRun:
     """One answer as the client got it. ``moments`` has (time in s, role, ids) for each chunk that brought ids."""
 
     plan: str = ""
@@ -99,7 +99,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class ScenarioStage:
     """Where scenarios are played. ``progress`` is told the name of each."""
 
     cluster: Cluster
@@ -108,11 +108,11 @@ class Stage:
     progress: Callable[[str], None]
 
 
-async def run_scenarios(stage: Stage, words: int, tokens: int) -> dict[str, Run]:
+async def run_scenarios(stage: ScenarioStage, words: int, tokens: int) -> dict[str, ScenarioRun]:
     """Ask three fresh prompts, each under other rules, and then a second turn of the last conversation."""
-    runs: dict[str, Run] = {}
+    runs: dict[str, ScenarioRun] = {}
 
-    async def measure(name: str, rules: dict[str, Any], messages: list[Message]) -> Run:
+    async def measure(name: str, rules: dict[str, Any], messages: list[ChatTurn]) -> ScenarioRun:
         stage.progress(name)
         stage.gateway.rulebook.replace(parse_rules(rules))
         before, kv_before = await stage.cluster.wan_bytes(), await stage.cluster.store_bytes()
@@ -136,17 +136,17 @@ async def run_scenarios(stage: Stage, words: int, tokens: int) -> dict[str, Run]
     return runs
 
 
-async def warm_up(base_url: str) -> Run:
+async def warm_up(base_url: str) -> ScenarioRun:
     """The first steps of an engine are slow; nobody shall measure them."""
     return await stream_chat(base_url, MODEL, [user(long_prompt(999, 150))], 64)
 
 
-def user(content: str) -> Message:
+def user(content: str) -> ChatTurn:
     """A user's message."""
     return {"role": "user", "content": content}
 
 
-async def stream_chat(base_url: str, model: str, messages: Sequence[Message], max_tokens: int) -> Run:
+async def stream_chat(base_url: str, model: str, messages: Sequence[ChatTurn], max_tokens: int) -> ScenarioRun:
     """Ask the gateway as any client would, with the trace on. Raises httpx.HTTPError."""
     body = {
         "model": model,
@@ -158,7 +158,7 @@ async def stream_chat(base_url: str, model: str, messages: Sequence[Message], ma
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    run = Run(sent_s=time.perf_counter())
+    run = ScenarioRun(sent_s=time.perf_counter())
     async with (
         httpx.AsyncClient(timeout=httpx.Timeout(300.0)) as client,
         client.stream("POST", f"{base_url}/v1/chat/completions", json=body, headers={"x-pdd-trace": "1"}) as response,
@@ -174,7 +174,7 @@ async def stream_chat(base_url: str, model: str, messages: Sequence[Message], ma
     return run
 
 
-def _note(run: Run, chunk: dict[str, Any], now_s: float) -> None:
+def _note(run: ScenarioRun, chunk: dict[str, Any], now_s: float) -> None:
     if "error" in chunk:
         raise httpx.HTTPError(chunk["error"]["message"])
     if chunk.get("prompt_token_ids"):

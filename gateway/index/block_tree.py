@@ -8,8 +8,8 @@ from itertools import islice
 
 import msgspec
 
-from gateway.index.links import Links
-from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
+from gateway.index.links import KeySets
+from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta
 
 ROOT = -1
 """Stands for the key before the first block of a prompt."""
@@ -31,7 +31,7 @@ class BlockTree:
 
     def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}
-        self._children: Links[int] = Links()
+        self._children: KeySets[int] = KeySets()
         self._changes: dict[int, int] = {}
         self._cleared = False
         self._sizes = [0, 0, 0]
@@ -66,18 +66,18 @@ class BlockTree:
         self._cleared = True
         self._sizes = [0, 0, 0]
 
-    def drain(self) -> Delta:
+    def drain(self) -> CacheDelta:
         """Return what changed since the last call."""
         changes, self._changes = self._changes, {}
         clear, self._cleared = self._cleared, False
         return _by_level(changes, clear)
 
-    def snapshot(self, most: int) -> Iterator[Delta]:
+    def snapshot(self, most: int) -> Iterator[CacheDelta]:
         """Yield all that counts in parts of at most ``most`` blocks, after a delta that clears.
 
         The tree may change between the parts; ``drain`` then has the changes.
         """
-        yield Delta(clear=True)
+        yield CacheDelta(clear=True)
         keys = iter(list(self._nodes))
         while part := list(islice(keys, most)):
             nodes = ((key, self._nodes.get(key)) for key in part)
@@ -110,8 +110,8 @@ class BlockTree:
             key = node.parent
 
 
-def _by_level(levels: Mapping[int, int], clear: bool) -> Delta:
+def _by_level(levels: Mapping[int, int], clear: bool) -> CacheDelta:
     lists: dict[int, list[int]] = {DEVICE: [], LOWER: [], GONE: []}
     for key, level in levels.items():
         lists[level].append(key)
-    return Delta(clear, lists[DEVICE], lists[LOWER], lists[GONE])
+    return CacheDelta(clear, lists[DEVICE], lists[LOWER], lists[GONE])

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backends.hashing import DIGEST_BYTES, block_keys
-from backends.kv_events import BlockHash
+from backends.kv_events import EngineBlockHash
 from gateway.index.block_tree import ROOT
-from gateway.index.mirror import Delta
+from gateway.index.mirror import CacheDelta
 
 NO_TOKENS = array("I")
 _ROOT_FLAG = 0x80
@@ -29,12 +29,12 @@ class EngineBlock(msgspec.Struct, gc=False):
     tail_key: int
     digest: bytes
     rest: "array[int]"
-    rest_owners: tuple[BlockHash, ...]
+    rest_owners: tuple[EngineBlockHash, ...]
     tiers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class EventMark:
     """The last message that was applied: its sequence number and its payload's digest."""
 
     sequence: int
@@ -48,20 +48,20 @@ class Change:
     ``mark`` None: another process cannot go on from the records.
     """
 
-    delta: Delta
+    delta: CacheDelta
     saved: Mapping[bytes, bytes] = field(default_factory=dict)
     dropped: Sequence[bytes] = ()
-    mark: Mark | None = None
+    mark: EventMark | None = None
 
 
-def pack_hash(block_hash: BlockHash) -> bytes:
+def pack_hash(block_hash: EngineBlockHash) -> bytes:
     """Return the name of a record."""
     return msgspec.msgpack.encode(block_hash)
 
 
-def unpack_hash(name: bytes) -> BlockHash:
+def unpack_hash(name: bytes) -> EngineBlockHash:
     """Return the engine's hash that a record is named by."""
-    block_hash: BlockHash = msgspec.msgpack.decode(name)
+    block_hash: EngineBlockHash = msgspec.msgpack.decode(name)
     return block_hash
 
 

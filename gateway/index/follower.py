@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from redis.exceptions import RedisError
 
 from gateway.index.mirror import Mirror, RankBlocks
-from gateway.index.store import Entry, ModelStore, State, name_of
-from gateway.index.types import InstanceSpec
+from gateway.index.store import InstanceState, ModelStore, StreamEntry, name_of
+from gateway.index.types import CacheSpec
 
 _ENTRIES_AT_ONCE = 500
 _LOADS_AT_ONCE = 4
@@ -95,7 +95,7 @@ class Follower:
                 self._apply(specs[entry.name], entry)
         return count == _ENTRIES_AT_ONCE
 
-    def _specs(self) -> dict[str, InstanceSpec]:
+    def _specs(self) -> dict[str, CacheSpec]:
         return {name_of(holding.spec): holding.spec for holding in self._mirror.of_model(self._model)}
 
     async def _check(self) -> None:
@@ -119,7 +119,7 @@ class Follower:
         turns = asyncio.Semaphore(_LOADS_AT_ONCE)
         await asyncio.gather(*(self._load(spec, turns) for spec in stale))
 
-    def _note_absence(self, spec: InstanceSpec, position: _Position | None) -> None:
+    def _note_absence(self, spec: CacheSpec, position: _Position | None) -> None:
         if position is None:
             return
         now = self._now()
@@ -129,12 +129,12 @@ class Follower:
             del self._positions[name_of(spec)]
             self._mirror.forget(spec.id)
 
-    def _sizes(self, spec: InstanceSpec) -> tuple[int, ...]:
+    def _sizes(self, spec: CacheSpec) -> tuple[int, ...]:
         holding = self._mirror.get(spec.id)
         ranks = holding.ranks if holding is not None else []
         return tuple(len(blocks) for rank in ranks for blocks in (rank.device, rank.lower))
 
-    async def _load(self, spec: InstanceSpec, turns: asyncio.Semaphore) -> None:
+    async def _load(self, spec: CacheSpec, turns: asyncio.Semaphore) -> None:
         """Read an instance. What changes during the scan is in the stream, and is applied again from there."""
         async with turns:
             self._counters["loads"] += 1
@@ -149,16 +149,18 @@ class Follower:
         if after is not None and after.gen == before.gen and self._specs().get(name_of(spec)) == spec:
             self._take(spec, before, ranks)
 
-    def _take(self, spec: InstanceSpec, state: State, ranks: list[RankBlocks]) -> None:
+    def _take(self, spec: CacheSpec, state: InstanceState, ranks: list[RankBlocks]) -> None:
         self._positions[name_of(spec)] = _Position(state.gen, state.seq)
         self._mirror.load(spec.id, ranks, state.known)
 
-    def _apply(self, spec: InstanceSpec, entry: Entry) -> None:
+    def _apply(self, spec: CacheSpec, entry: StreamEntry) -> None:
         if entry.op == "note":
             self._mirror.predict(spec.id, entry.delta.device, self._now() + entry.ttl_s)
         position = self._positions.get(entry.name)
         if entry.op == "open" and (position is None or position.gen < entry.gen):
-            self._take(spec, State(entry.gen, entry.seq, False, ()), [RankBlocks() for _ in range(spec.dp_size)])
+            self._take(
+                spec, InstanceState(entry.gen, entry.seq, False, ()), [RankBlocks() for _ in range(spec.dp_size)]
+            )
         elif position is not None and position.gen == entry.gen and position.seq + 1 == entry.seq:
             position.seq = entry.seq
             if entry.op == "delta":

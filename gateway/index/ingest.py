@@ -13,13 +13,13 @@ from typing import Protocol
 
 from zmq.asyncio import Context
 
-from backends.kv_events import BadFrame, Cleared, EventBatch, decode_batch
+from backends.kv_events import BadFrame, BlocksCleared, EventBatch, decode_batch
 from backends.kv_subscriber import EventSource, EventSubscriber, Frame, ReplayUnavailable
-from gateway.index.engine_blocks import Change, Mark
-from gateway.index.mirror import Delta
+from gateway.index.engine_blocks import Change, EventMark
+from gateway.index.mirror import CacheDelta
 from gateway.index.residency import Residency
-from gateway.index.sequence import Verdict, Watermark
-from gateway.index.types import InstanceSpec
+from gateway.index.sequence import MessageOrder, Watermark
+from gateway.index.types import CacheSpec
 
 _BURST_S = 0.005
 
@@ -36,7 +36,7 @@ class IngestTimes:
     rebuild_s: float = 300.0
 
 
-class Sink(Protocol):
+class CacheSink(Protocol):
     """Where an instance's changes go."""
 
     async def publish(self, rank: int, change: Change) -> None:
@@ -51,14 +51,14 @@ class Sink(Protocol):
 class _Rank:
     """One rank's blocks, and where its messages stand. ``complete``: nothing of its history is missing."""
 
-    def __init__(self, residency: Residency, now: float, mark: Mark | None = None, complete: bool = False) -> None:
+    def __init__(self, residency: Residency, now: float, mark: EventMark | None = None, complete: bool = False) -> None:
         self.residency = residency
         self.watermark = Watermark(mark)
         self.complete = complete
         self.incomplete_since = now
         self.published = self.watermark.last
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> EventMark | None:
         """Return where another process could go on; None when it could not."""
         return self.watermark.mark() if self.residency.restorable else None
 
@@ -68,8 +68,8 @@ class Ingester:
 
     def __init__(
         self,
-        spec: InstanceSpec,
-        sink: Sink,
+        spec: CacheSpec,
+        sink: CacheSink,
         context: Context,
         seed_of: Callable[[str | None, str | None], bytes],
         counters: Counter[str],
@@ -97,7 +97,7 @@ class Ingester:
             for position, source in enumerate(self._spec.sources):
                 group.create_task(self._follow(source, position))
 
-    def resume(self, residencies: Sequence[Residency], marks: Sequence[Mark], known: bool) -> None:
+    def resume(self, residencies: Sequence[Residency], marks: Sequence[EventMark], known: bool) -> None:
         """Go on where an earlier process stopped; until that is confirmed the instance is in doubt."""
         now = self._now()
         self._ranks = [_Rank(residency, now, mark, known) for residency, mark in zip(residencies, marks, strict=True)]
@@ -118,7 +118,7 @@ class Ingester:
                 rank.residency.drain()
                 for part in rank.residency.snapshot():
                     await self._sink.publish(number, part)
-                await self._sink.publish(number, Change(Delta(), mark=mark))
+                await self._sink.publish(number, Change(CacheDelta(), mark=mark))
             self._published_known = self._is_known()
             await self._sink.set_known(self._published_known)
 
@@ -159,25 +159,25 @@ class Ingester:
 
     async def _take(self, subscriber: EventSubscriber, frame: Frame, batch: EventBatch) -> None:
         verdict = self._judge(frame, batch)
-        if verdict is Verdict.GAP or verdict is Verdict.RESTART:
-            if verdict is Verdict.RESTART:
+        if verdict is MessageOrder.GAP or verdict is MessageOrder.RESTART:
+            if verdict is MessageOrder.RESTART:
                 self._restart(batch.rank)
             else:
                 self._counters["gaps"] += 1
             answered = await self._replay(subscriber, self._ranks[batch.rank].watermark.last + 1) is not None
             verdict = self._judge(frame, batch)
-            if verdict is Verdict.GAP or verdict is Verdict.RESTART:
+            if verdict is MessageOrder.GAP or verdict is MessageOrder.RESTART:
                 if answered:
                     self._counters["forged_frames"] += 1
                     return
                 self._forget(batch.rank)
-                verdict = Verdict.NEXT
-        if verdict is Verdict.NEXT:
+                verdict = MessageOrder.NEXT
+        if verdict is MessageOrder.NEXT:
             self._apply(frame, batch)
         else:
             self._counters["duplicates"] += 1
 
-    def _judge(self, frame: Frame, batch: EventBatch) -> Verdict:
+    def _judge(self, frame: Frame, batch: EventBatch) -> MessageOrder:
         return self._ranks[batch.rank].watermark.judge(frame.sequence, frame.payload)
 
     def _apply(self, frame: Frame, batch: EventBatch) -> None:
@@ -186,7 +186,7 @@ class Ingester:
         rank.residency.apply(batch)
         self._counters["skipped_events"] += batch.skipped
         self._doubt = False
-        if frame.sequence == 0 or Cleared() in batch.events:
+        if frame.sequence == 0 or BlocksCleared() in batch.events:
             rank.complete = True
 
     def _restart(self, number: int) -> None:
@@ -213,11 +213,11 @@ class Ingester:
                 self._counters["replayed_frames"] += 1
                 batch = self._decode(frame)
                 verdict = self._judge(frame, batch)
-                if verdict is Verdict.DUPLICATE or verdict is Verdict.NEXT:
+                if verdict is MessageOrder.DUPLICATE or verdict is MessageOrder.NEXT:
                     fitting.add(batch.rank)
-                if verdict is Verdict.GAP:
+                if verdict is MessageOrder.GAP:
                     self._forget(batch.rank)
-                if verdict is Verdict.GAP or verdict is Verdict.NEXT:
+                if verdict is MessageOrder.GAP or verdict is MessageOrder.NEXT:
                     self._apply(frame, batch)
         except (ReplayUnavailable, BadFrame):
             return None

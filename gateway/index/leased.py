@@ -14,7 +14,7 @@ from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
 from gateway.index.mirror import Mirror
 from gateway.index.store import ModelStore
-from gateway.index.types import InstanceSpec
+from gateway.index.types import CacheSpec
 from gateway.tasks import TaskSet
 
 _MEND_PAUSE_S = (30.0, 3600.0)
@@ -26,7 +26,7 @@ class RedisSink:
     While Redis is away they go to this process's own mirror; ``broken`` then says that Redis needs everything again.
     """
 
-    def __init__(self, store: ModelStore, spec: InstanceSpec, token: str, mirror: Mirror) -> None:
+    def __init__(self, store: ModelStore, spec: CacheSpec, token: str, mirror: Mirror) -> None:
         self._store = store
         self._spec = spec
         self._token = token
@@ -60,7 +60,7 @@ class LeasedIngest:
 
     def __init__(
         self,
-        spec: InstanceSpec,
+        spec: CacheSpec,
         store: ModelStore,
         mirror: Mirror,
         context: Context,

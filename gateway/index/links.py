@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 V = TypeVar("V", int, bytes, int | bytes)
 
 
-class Links(Generic[V]):
+class KeySets(Generic[V]):
     """Sets by key. Most hold one value and are kept without a set, as there may be millions of keys."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from backends.hashing import chain_seed, hash_blocks
 from gateway.index.mirror import Mirror
-from gateway.index.types import Hit, IndexStats, InstanceSpec
+from gateway.index.types import CacheHit, CacheSpec, IndexStats
 
 _SEEDS_KEPT = 4096
 
@@ -30,7 +30,7 @@ class LocalIndex:
 
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
-    ) -> dict[str, Hit]:
+    ) -> dict[str, CacheHit]:
         """See ``PrefixIndex.lookup``."""
         self._counters["lookups"] += 1
         return self._mirror.hits(model, hash_blocks(token_ids, self._seed(model, lora, salt)), len(token_ids))
@@ -50,7 +50,7 @@ class LocalIndex:
             self._mirror.predict(instance_id, block_keys, self._now() + self._predicted_ttl_s)
             self._share_note(holding.spec, block_keys)
 
-    def _share_note(self, spec: InstanceSpec, block_keys: Sequence[int]) -> None:
+    def _share_note(self, spec: CacheSpec, block_keys: Sequence[int]) -> None:
         """Tell other processes, if there are any, of predicted blocks."""
 
     def _seeds_of(self, model: str) -> Callable[[str | None, str | None], bytes]:

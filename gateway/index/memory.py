@@ -11,7 +11,7 @@ from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
 from gateway.index.local import LocalIndex
 from gateway.index.mirror import Mirror
-from gateway.index.types import IndexStats, InstanceSpec
+from gateway.index.types import CacheSpec, IndexStats
 from gateway.tasks import TaskSet
 
 _ENDPOINT_RETRY_S = 5.0
@@ -40,7 +40,7 @@ class MemoryIndex(LocalIndex):
         for holding in self._mirror:
             self._follow(holding.spec)
 
-    def add_instance(self, spec: InstanceSpec) -> None:
+    def add_instance(self, spec: CacheSpec) -> None:
         """See ``PrefixIndex.add_instance``."""
         if self._mirror.admit(spec):
             self._tasks.end(spec.id)
@@ -62,11 +62,11 @@ class MemoryIndex(LocalIndex):
             self._context.destroy(linger=0)
             self._context = None
 
-    def _follow(self, spec: InstanceSpec) -> None:
+    def _follow(self, spec: CacheSpec) -> None:
         if self._context is not None and spec.sources:
             self._tasks.start(spec.id, self._ingest(spec, self._context))
 
-    async def _ingest(self, spec: InstanceSpec, context: Context) -> None:
+    async def _ingest(self, spec: CacheSpec, context: Context) -> None:
         sink = MirrorSink(self._mirror, spec.id)
         seed_of = self._seeds_of(spec.model)
         while True:

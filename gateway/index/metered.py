@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from gateway.index.counters import COUNTERS
-from gateway.index.types import Hit, IndexStats, InstanceSpec, PrefixIndex
+from gateway.index.types import CacheHit, CacheSpec, IndexStats, PrefixIndex
 
 _LOOKUP_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
 
@@ -31,7 +31,7 @@ class MeteredIndex:
         """See ``PrefixIndex.start``."""
         await self._inner.start()
 
-    def add_instance(self, spec: InstanceSpec) -> None:
+    def add_instance(self, spec: CacheSpec) -> None:
         """See ``PrefixIndex.add_instance``."""
         self._inner.add_instance(spec)
 
@@ -41,7 +41,7 @@ class MeteredIndex:
 
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
-    ) -> dict[str, Hit]:
+    ) -> dict[str, CacheHit]:
         """See ``PrefixIndex.lookup``."""
         begin = time.perf_counter()
         hits = self._inner.lookup(model, token_ids, salt, lora)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.hashing import BLOCK_TOKENS
-from gateway.index.types import Hit, InstanceSpec, InstanceStats
+from gateway.index.types import CacheHit, CacheSpec, InstanceStats
 
 PREDICTED_LIMIT_BLOCKS = 1_000_000
 DEVICE = 2
@@ -19,7 +19,7 @@ GONE = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
+class CacheDelta:
     """Changes of one rank's blocks: each key moves to the list that names it. ``clear``: all its blocks go first."""
 
     clear: bool = False
@@ -38,7 +38,7 @@ class RankBlocks:
     device: set[int] = field(default_factory=set)
     lower: set[int] = field(default_factory=set)
 
-    def apply(self, delta: Delta) -> None:
+    def apply(self, delta: CacheDelta) -> None:
         """Apply ``delta``; applying it again changes nothing."""
         if delta.clear:
             self.device, self.lower = set(), set()
@@ -107,14 +107,14 @@ class PredictedBlocks:
 class Holding:
     """What one instance holds."""
 
-    def __init__(self, spec: InstanceSpec, predicted_limit: int) -> None:
+    def __init__(self, spec: CacheSpec, predicted_limit: int) -> None:
         self.spec = spec
         self.known = not spec.sources
         self.ranks = [RankBlocks() for _ in range(spec.dp_size)]
         self.predicted = None if spec.sources else PredictedBlocks(predicted_limit)
         self.updated_at: float | None = None
 
-    def hit(self, backwards: Sequence[int], now: float, prompt_tokens: int) -> Hit:
+    def hit(self, backwards: Sequence[int], now: float, prompt_tokens: int) -> CacheHit:
         """Return the hit of a prompt of ``prompt_tokens`` tokens whose keys are ``backwards``, last first."""
         if self.predicted is not None:
             self.predicted.expire(now)
@@ -125,9 +125,9 @@ class Holding:
             held, on_device = max(rank.walk(backwards) for rank in self.ranks)
         tokens = self._whole_blocks(held, prompt_tokens)
         if not self.known:
-            return Hit(None, None, tokens, False)
+            return CacheHit(None, None, tokens, False)
         device_tokens = tokens if on_device == held else self._whole_blocks(on_device, prompt_tokens)
-        return Hit(tokens, device_tokens, tokens, self.predicted is not None)
+        return CacheHit(tokens, device_tokens, tokens, self.predicted is not None)
 
     def _whole_blocks(self, own_blocks: int, prompt_tokens: int) -> int:
         """Round to the instance's blocks; the last token of a prompt is never taken from a cache."""
@@ -165,7 +165,7 @@ class Mirror:
         self._holdings: dict[str, Holding] = {}
         self._by_model: dict[str, dict[str, Holding]] = {}
 
-    def admit(self, spec: InstanceSpec) -> bool:
+    def admit(self, spec: CacheSpec) -> bool:
         """Track an instance; False when it was tracked already and goes on as it was.
 
         A spec that differs, or another boot id, starts an empty holding. A boot id learnt late is no restart.
@@ -225,7 +225,7 @@ class Mirror:
             holding.updated_at = self._now()
             self._on_change()
 
-    def apply(self, instance_id: str, rank: int, delta: Delta) -> None:
+    def apply(self, instance_id: str, rank: int, delta: CacheDelta) -> None:
         """Apply ``delta`` to a rank of an instance that is tracked; others are ignored."""
         holding = self._holdings.get(instance_id)
         if holding is not None and rank < len(holding.ranks):
@@ -240,7 +240,7 @@ class Mirror:
             holding.known = known
             self._on_change()
 
-    def hits(self, model: str, keys: Sequence[int], prompt_tokens: int) -> dict[str, Hit]:
+    def hits(self, model: str, keys: Sequence[int], prompt_tokens: int) -> dict[str, CacheHit]:
         """Return every instance's hit for a prompt of ``prompt_tokens`` tokens whose block keys are ``keys``."""
         now = self._now()
         backwards = keys[::-1]

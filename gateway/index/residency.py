@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from backends.hashing import BLOCK_TOKENS, block_keys, chain_digests
-from backends.kv_events import BlockHash, Cleared, EventBatch, Removed, Stored
+from backends.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
 from gateway.index.block_tree import ROOT, BlockTree
 from gateway.index.engine_blocks import (
     NO_TOKENS,
@@ -20,8 +20,8 @@ from gateway.index.engine_blocks import (
     unpack_block,
     unpack_hash,
 )
-from gateway.index.links import Links
-from gateway.index.mirror import DEVICE, GONE, LOWER, Delta
+from gateway.index.links import KeySets
+from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta
 
 _PART_BLOCKS = 4096
 _DEVICE_BIT = 1
@@ -49,16 +49,16 @@ class Residency:
         self._counters = counters
         self._limit = limit
         self._tree = BlockTree()
-        self._blocks: dict[BlockHash, EngineBlock] = {}
+        self._blocks: dict[EngineBlockHash, EngineBlock] = {}
         # Engine blocks that end with or after an own block. Where one ends right with it, it is the only one, and is
         # left out: engine blocks that begin alike have their first own blocks in common, but not the last.
-        self._enders: Links[BlockHash] = Links()
+        self._enders: KeySets[EngineBlockHash] = KeySets()
         # Own blocks that begin in earlier engine blocks: the own key before them and those blocks, and the way back.
-        self._spanning: dict[int, tuple[int, tuple[BlockHash, ...]]] = {}
-        self._spanned: dict[BlockHash, set[int]] = {}
+        self._spanning: dict[int, tuple[int, tuple[EngineBlockHash, ...]]] = {}
+        self._spanned: dict[EngineBlockHash, set[int]] = {}
         self._dense_groups: set[int] = set()
         self._records = records
-        self._touched: set[BlockHash] = set()
+        self._touched: set[EngineBlockHash] = set()
         self.restorable = True
         """False once an engine block ended inside an own block: a record would have to hold its token ids."""
 
@@ -66,13 +66,13 @@ class Residency:
         """Apply the events of a batch in order."""
         for event in batch.events:
             match event:
-                case Stored():
+                case BlocksStored():
                     self._store(event)
-                case Removed():
+                case BlocksRemoved():
                     self._remove(event)
-                case Cleared(medium=None):
+                case BlocksCleared(medium=None):
                     self.clear()
-                case Cleared(medium=medium):
+                case BlocksCleared(medium=medium):
                     for block_hash in list(self._blocks):
                         self._drop_tier(block_hash, _tier_bit(medium))
 
@@ -88,7 +88,7 @@ class Residency:
         if self._records:
             hashes = iter(list(self._blocks))
             while part := list(islice(hashes, _PART_BLOCKS)):
-                yield self._change(Delta(), part)
+                yield self._change(CacheDelta(), part)
 
     def sizes(self) -> tuple[int, int]:
         """Return how many own blocks count as on device, and how many as in a slower tier only."""
@@ -102,7 +102,7 @@ class Residency:
             self._refresh(block_hash, block)
         self.drain()
 
-    def _change(self, delta: Delta, touched: Collection[BlockHash]) -> Change:
+    def _change(self, delta: CacheDelta, touched: Collection[EngineBlockHash]) -> Change:
         if not (self._records and self.restorable):
             return Change(delta)
         saved, dropped = {}, []
@@ -123,7 +123,7 @@ class Residency:
         self._touched.clear()
         self._tree.clear()
 
-    def _store(self, event: Stored) -> None:
+    def _store(self, event: BlocksStored) -> None:
         if event.remote or not self._is_dense(event.group, event.kind):
             self._counters["ignored_blocks"] += len(event.hashes)
             return
@@ -148,7 +148,7 @@ class Residency:
             self._refresh(block_hash, block)
             parent = block
 
-    def _start_chain(self, event: Stored) -> EngineBlock | None:
+    def _start_chain(self, event: BlocksStored) -> EngineBlock | None:
         """Return the empty block before the first one; None when its extra keys have a meaning not known here."""
         match _extra_keys(event, 0):
             case []:
@@ -159,7 +159,7 @@ class Residency:
                 return None
         return EngineBlock(ROOT, (), ROOT, seed, NO_TOKENS, ())
 
-    def _add_run(self, event: Stored, first: int, parent: EngineBlock) -> bool:
+    def _add_run(self, event: BlocksStored, first: int, parent: EngineBlock) -> bool:
         """Chain the new blocks from position ``first`` on to ``parent``; False when not even one can be."""
         last = first
         while last < len(event.hashes) and event.hashes[last] not in self._blocks:
@@ -190,7 +190,7 @@ class Residency:
             done = full
         return True
 
-    def _span(self, key: int, parent: int, owners: tuple[BlockHash, ...]) -> None:
+    def _span(self, key: int, parent: int, owners: tuple[EngineBlockHash, ...]) -> None:
         """Record that an own block begins in the engine blocks ``owners``."""
         self._unspan(key)
         if owners:
@@ -206,7 +206,7 @@ class Residency:
             if not keys:
                 del self._spanned[owner]
 
-    def _remove(self, event: Removed) -> None:
+    def _remove(self, event: BlocksRemoved) -> None:
         if event.remote or not self._is_dense(event.group, None):
             self._counters["ignored_blocks"] += len(event.hashes)
             return
@@ -214,7 +214,7 @@ class Residency:
         for block_hash in event.hashes:
             self._drop_tier(block_hash, bit)
 
-    def _drop_tier(self, block_hash: BlockHash, bit: int) -> None:
+    def _drop_tier(self, block_hash: EngineBlockHash, bit: int) -> None:
         block = self._blocks.get(block_hash)
         if block is None:
             self._counters["unknown_removals"] += 1
@@ -224,7 +224,7 @@ class Residency:
             del self._blocks[block_hash]
         self._refresh(block_hash, block)
 
-    def _refresh(self, block_hash: BlockHash, block: EngineBlock) -> None:
+    def _refresh(self, block_hash: EngineBlockHash, block: EngineBlock) -> None:
         """Bring the own blocks in line that lie in an engine block whose tiers changed."""
         if self._records:
             self._touched.add(block_hash)
@@ -240,7 +240,7 @@ class Residency:
             self._hold_by_enders(key, self._spanning[key][0])
         self._unspan_orphans(block)
 
-    def _set_ender(self, key: int, block_hash: BlockHash) -> None:
+    def _set_ender(self, key: int, block_hash: EngineBlockHash) -> None:
         if block_hash in self._blocks:
             self._enders.add(key, block_hash)
         else:
@@ -257,7 +257,7 @@ class Residency:
         if block.keys and block.keys[0] not in self._enders:
             self._unspan(block.keys[0])
 
-    def _level_of(self, block_hash: BlockHash) -> int:
+    def _level_of(self, block_hash: EngineBlockHash) -> int:
         block = self._blocks.get(block_hash)
         if block is None:
             return GONE
@@ -278,7 +278,7 @@ def _tier_bit(medium: str | None) -> int:
     return _DEVICE_BIT if medium is None else _TIER_BITS.get(medium.upper(), _OTHER_TIER_BIT)
 
 
-def _extra_keys(event: Stored, position: int) -> list[object]:
+def _extra_keys(event: BlocksStored, position: int) -> list[object]:
     """Return what, besides tokens and adapter, went into the engine's hash of a block."""
     extra = event.extra_keys[position] if event.extra_keys is not None else None
     if extra is None:

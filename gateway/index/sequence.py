@@ -8,12 +8,12 @@ from enum import Enum
 
 from xxhash import xxh3_64_intdigest
 
-from gateway.index.engine_blocks import Mark
+from gateway.index.engine_blocks import EventMark
 
 _REMEMBERED = 16_384
 
 
-class Verdict(Enum):
+class MessageOrder(Enum):
     """What to do with a message."""
 
     NEXT = "next"
@@ -25,24 +25,24 @@ class Verdict(Enum):
 class Watermark:
     """Where one rank's messages stand; ``mark`` tells the last one that an earlier process took."""
 
-    def __init__(self, mark: Mark | None = None) -> None:
+    def __init__(self, mark: EventMark | None = None) -> None:
         self.last = mark.sequence if mark else -1
         """The last sequence number that was taken, -1 for none."""
         self._seen = {mark.sequence: mark.digest} if mark else {}
 
-    def mark(self) -> Mark | None:
+    def mark(self) -> EventMark | None:
         """Return the last message that was taken."""
-        return Mark(self.last, self._seen[self.last]) if self.last >= 0 else None
+        return EventMark(self.last, self._seen[self.last]) if self.last >= 0 else None
 
-    def judge(self, sequence: int, payload: bytes) -> Verdict:
+    def judge(self, sequence: int, payload: bytes) -> MessageOrder:
         """Place a message; this changes nothing."""
         if sequence == self.last + 1:
-            return Verdict.NEXT
+            return MessageOrder.NEXT
         if sequence > self.last:
-            return Verdict.GAP
+            return MessageOrder.GAP
         if self._seen.get(sequence) == xxh3_64_intdigest(payload):
-            return Verdict.DUPLICATE
-        return Verdict.RESTART
+            return MessageOrder.DUPLICATE
+        return MessageOrder.RESTART
 
     def take(self, sequence: int, payload: bytes) -> None:
         """Record that a message was applied: the next one expected follows it."""

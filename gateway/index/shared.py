@@ -12,7 +12,7 @@ from gateway.index.ingest import IngestTimes
 from gateway.index.leased import LeasedIngest
 from gateway.index.local import LocalIndex
 from gateway.index.store import ModelStore, StoreLimits
-from gateway.index.types import IndexStats, InstanceSpec
+from gateway.index.types import CacheSpec, IndexStats
 from gateway.redis_client import connect
 from gateway.tasks import TaskSet
 
@@ -51,7 +51,7 @@ class RedisIndex(LocalIndex):
         self._followers: dict[str, Follower] = {}
         self._ingests: dict[str, LeasedIngest] = {}
         self._tasks = TaskSet()
-        self._notes: asyncio.Queue[tuple[InstanceSpec, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
+        self._notes: asyncio.Queue[tuple[CacheSpec, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
 
     async def start(self) -> None:
         """See ``PrefixIndex.start``."""
@@ -60,7 +60,7 @@ class RedisIndex(LocalIndex):
         for holding in self._mirror:
             self._follow(holding.spec)
 
-    def add_instance(self, spec: InstanceSpec) -> None:
+    def add_instance(self, spec: CacheSpec) -> None:
         """See ``PrefixIndex.add_instance``."""
         before = self._mirror.get(spec.id)
         old_boot_id = before.spec.boot_id if before is not None else None
@@ -107,7 +107,7 @@ class RedisIndex(LocalIndex):
             self._context.destroy(linger=0)
             self._context = None
 
-    def _share_note(self, spec: InstanceSpec, block_keys: Sequence[int]) -> None:
+    def _share_note(self, spec: CacheSpec, block_keys: Sequence[int]) -> None:
         if self._notes.full():
             self._notes.get_nowait()
             self._counters["dropped_notes"] += 1
@@ -127,7 +127,7 @@ class RedisIndex(LocalIndex):
             store = self._stores[model] = ModelStore(self.client, self._prefix, model, self._limits)
         return store
 
-    def _follow(self, spec: InstanceSpec) -> None:
+    def _follow(self, spec: CacheSpec) -> None:
         if self._context is None:
             return
         store = self._store_of(spec.model)

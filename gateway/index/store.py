@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import redis.asyncio
 
 from gateway.index import scripts
-from gateway.index.engine_blocks import Change, Mark
-from gateway.index.mirror import Delta
-from gateway.index.types import InstanceSpec
+from gateway.index.engine_blocks import Change, EventMark
+from gateway.index.mirror import CacheDelta
+from gateway.index.types import CacheSpec
 
 _SCAN_COUNT = 10_000
 _RECORDS_COUNT = 1_000
@@ -40,7 +40,7 @@ class StoreLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class InstanceState:
     """Where an instance's state stands: what the stream's entries up to ``seq`` have made of generation ``gen``.
 
     ``sizes`` holds the sizes of the device and the lower set of each rank in turn.
@@ -53,7 +53,7 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StreamEntry:
     """One entry of the stream. ``ttl_s`` goes with ``op`` "note", ``known`` with "known"."""
 
     name: str
@@ -61,12 +61,12 @@ class Entry:
     gen: int
     seq: int
     rank: int
-    delta: Delta
+    delta: CacheDelta
     known: bool
     ttl_s: float
 
 
-def name_of(spec: InstanceSpec) -> str:
+def name_of(spec: CacheSpec) -> str:
     """Return what an instance's present engine process is filed under."""
     return f"{spec.id}@{spec.boot_id or ''}"
 
@@ -90,26 +90,26 @@ class ModelStore:
         self._note = client.register_script(scripts.NOTE)
         self._state = client.register_script(scripts.STATE)
 
-    async def hold(self, spec: InstanceSpec, token: str) -> int | None:
+    async def hold(self, spec: CacheSpec, token: str) -> int | None:
         """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
         held, gen = await self._soon(self._hold(keys, [token, int(self._limits.lease_s * 1000), self._ttl_ms]))
         return int(gen or 0) if held else None
 
-    async def release(self, spec: InstanceSpec, token: str, *, drop: bool) -> None:
+    async def release(self, spec: CacheSpec, token: str, *, drop: bool) -> None:
         """Give the lease up, if it is held; ``drop``: with all that is kept of the instance."""
         keys = [self._key("lease", spec)]
         await self._soon(
             self._release([*keys, self._key("meta", spec), *self._all_keys(spec)] if drop else keys, [token])
         )
 
-    async def open(self, spec: InstanceSpec, token: str) -> int | None:
+    async def open(self, spec: CacheSpec, token: str) -> int | None:
         """Begin an empty generation and return it; None when the lease is lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
         gen = await self._soon(self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries]))
         return int(gen) if gen else None
 
-    async def publish(self, spec: InstanceSpec, token: str, gen: int, rank: int, change: Change) -> bool:
+    async def publish(self, spec: CacheSpec, token: str, gen: int, rank: int, change: Change) -> bool:
         """Apply a change of a rank's blocks; False when lease or generation are lost."""
         device, lower = self._rank_keys(spec, rank)
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, device, lower]
@@ -124,13 +124,13 @@ class ModelStore:
                 return False
         return True
 
-    async def marks(self, spec: InstanceSpec) -> list[Mark] | None:
+    async def marks(self, spec: CacheSpec) -> list[EventMark] | None:
         """Return each rank's last message; None when a process cannot go on from the records."""
         names = [f"mark:{rank}" for rank in range(spec.dp_size)]
         marks: Any = await self._soon(self._client.hmget(self._key("meta", spec), names))
-        return None if None in marks else [Mark(*map(int, mark.split(b":"))) for mark in marks]
+        return None if None in marks else [EventMark(*map(int, mark.split(b":"))) for mark in marks]
 
-    async def records(self, spec: InstanceSpec, rank: int) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
+    async def records(self, spec: CacheSpec, rank: int) -> AsyncGenerator[list[tuple[bytes, bytes]], None]:
         """Yield a rank's records, about a thousand at a time."""
         key = self._key(f"records:{rank}", spec)
         cursor = 0
@@ -141,38 +141,38 @@ class ModelStore:
             if not cursor:
                 return
 
-    async def set_known(self, spec: InstanceSpec, token: str, gen: int, known: bool) -> bool:
+    async def set_known(self, spec: CacheSpec, token: str, gen: int, known: bool) -> bool:
         """Say whether the blocks are all that the instance holds; False when lease or generation are lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas]
         arguments: list[int | str] = [token, gen, name_of(spec), int(known), self._limits.stream_entries]
         return bool(await self._soon(self._set_known(keys, arguments)))
 
-    async def note(self, spec: InstanceSpec, block_keys: Sequence[int], ttl_s: float) -> None:
+    async def note(self, spec: CacheSpec, block_keys: Sequence[int], ttl_s: float) -> None:
         """Add predicted blocks of an instance."""
         keys = [self._key("meta", spec), self._key("notes", spec), self._deltas]
         limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
         await self._soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits]))
 
-    async def states(self, specs: Iterable[InstanceSpec]) -> list[State | None]:
+    async def states(self, specs: Iterable[CacheSpec]) -> list[InstanceState | None]:
         """Return where instances stand, each as of one moment; None where nothing is."""
         async with self._client.pipeline(transaction=False) as pipeline:
             for spec in specs:
                 await self._state([self._key("meta", spec), *self._set_keys(spec)], client=pipeline)
             return [_read_state(fields) for fields in await self._soon(pipeline.execute())]
 
-    async def left_s(self, specs: Iterable[InstanceSpec]) -> list[float | None]:
+    async def left_s(self, specs: Iterable[CacheSpec]) -> list[float | None]:
         """Return the seconds that each instance's state will stand if nobody confirms it again; None: there is none."""
         async with self._client.pipeline(transaction=False) as pipeline:
             for spec in specs:
                 pipeline.pttl(self._key("meta", spec))
             return [left_ms / 1000 if left_ms >= 0 else None for left_ms in await self._soon(pipeline.execute())]
 
-    async def scan(self, spec: InstanceSpec, rank: int) -> tuple[set[int], set[int]]:
+    async def scan(self, spec: CacheSpec, rank: int) -> tuple[set[int], set[int]]:
         """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""
         device, lower = self._rank_keys(spec, rank)
         return await self._scan_set(device), await self._scan_set(lower)
 
-    async def notes(self, spec: InstanceSpec) -> Mapping[float, Sequence[int]]:
+    async def notes(self, spec: CacheSpec) -> Mapping[float, Sequence[int]]:
         """Return an instance's predicted blocks by the seconds that they have left."""
         seconds, micros = await self._soon(self._client.time())
         now_ms = seconds * 1000 + micros // 1000
@@ -191,7 +191,7 @@ class ModelStore:
         newest: Any = await self._soon(self._client.xrevrange(self._deltas, count=1))
         return newest[0][0].decode() if newest else "0-0"
 
-    async def tail(self, after: str, block_s: float, count: int) -> AsyncGenerator[tuple[str, Entry], None]:
+    async def tail(self, after: str, block_s: float, count: int) -> AsyncGenerator[tuple[str, StreamEntry], None]:
         """Yield entries that follow ``after``, with their ids; waits up to ``block_s`` for the first one."""
         block_ms = max(1, int(block_s * 1000)) if block_s else None
         streams: Any = await self._soon(self._client.xread({self._deltas: after}, count=count, block=block_ms))
@@ -207,16 +207,16 @@ class ModelStore:
         async with asyncio.timeout(self._limits.reply_s):
             return await reply
 
-    def _key(self, kind: str, spec: InstanceSpec) -> str:
+    def _key(self, kind: str, spec: CacheSpec) -> str:
         return f"{self._base}:{kind}:{name_of(spec)}"
 
-    def _rank_keys(self, spec: InstanceSpec, rank: int) -> tuple[str, str]:
+    def _rank_keys(self, spec: CacheSpec, rank: int) -> tuple[str, str]:
         return self._key(f"device:{rank}", spec), self._key(f"lower:{rank}", spec)
 
-    def _set_keys(self, spec: InstanceSpec) -> list[str]:
+    def _set_keys(self, spec: CacheSpec) -> list[str]:
         return [key for rank in range(spec.dp_size) for key in self._rank_keys(spec, rank)]
 
-    def _all_keys(self, spec: InstanceSpec) -> list[str]:
+    def _all_keys(self, spec: CacheSpec) -> list[str]:
         return self._set_keys(spec) + [self._key(f"records:{rank}", spec) for rank in range(spec.dp_size)]
 
     async def _scan_set(self, key: str) -> set[int]:
@@ -240,7 +240,7 @@ def _unpack(packed: bytes) -> "array[int]":
     return block_keys
 
 
-def _pack_mark(mark: Mark | None) -> str:
+def _pack_mark(mark: EventMark | None) -> str:
     return "" if mark is None else f"{mark.sequence}:{mark.digest}"
 
 
@@ -252,31 +252,31 @@ def _split(change: Change, most: int) -> list[Change]:
     delta, names = change.delta, list(change.saved)
     if max(map(len, (delta.device, delta.lower, delta.gone, names, change.dropped))) <= most:
         return [change]
-    parts = [Change(Delta(clear=True))] if delta.clear else []
+    parts = [Change(CacheDelta(clear=True))] if delta.clear else []
     for field in ("gone", "device", "lower"):
         blocks = getattr(delta, field)
-        parts += [Change(Delta(**{field: blocks[at : at + most]})) for at in range(0, len(blocks), most)]
+        parts += [Change(CacheDelta(**{field: blocks[at : at + most]})) for at in range(0, len(blocks), most)]
     for at in range(0, len(names), most):
-        parts.append(Change(Delta(), {name: change.saved[name] for name in names[at : at + most]}))
-    parts += [Change(Delta(), {}, change.dropped[at : at + most]) for at in range(0, len(change.dropped), most)]
-    return [*parts, Change(Delta(), mark=change.mark)]
+        parts.append(Change(CacheDelta(), {name: change.saved[name] for name in names[at : at + most]}))
+    parts += [Change(CacheDelta(), {}, change.dropped[at : at + most]) for at in range(0, len(change.dropped), most)]
+    return [*parts, Change(CacheDelta(), mark=change.mark)]
 
 
-def _read_state(fields: Sequence[Any]) -> State | None:
+def _read_state(fields: Sequence[Any]) -> InstanceState | None:
     gen, seq, known, *sizes = fields
     if gen is None or seq is None:
         return None
-    return State(int(gen), int(seq), known == b"1", tuple(sizes))
+    return InstanceState(int(gen), int(seq), known == b"1", tuple(sizes))
 
 
-def _read_entry(fields: Mapping[bytes, bytes]) -> Entry:
-    return Entry(
+def _read_entry(fields: Mapping[bytes, bytes]) -> StreamEntry:
+    return StreamEntry(
         name=fields[b"n"].decode(),
         op=fields[b"o"].decode(),
         gen=int(fields[b"g"]),
         seq=int(fields[b"s"]),
         rank=int(fields.get(b"r", b"0")),
-        delta=Delta(
+        delta=CacheDelta(
             fields.get(b"c") == b"1",
             _unpack(fields.get(b"d", b"")),
             _unpack(fields.get(b"l", b"")),

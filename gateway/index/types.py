@@ -10,7 +10,7 @@ from backends.kv_subscriber import EventSource
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSpec:
+class CacheSpec:
     """An engine instance (or a region's KV store) whose cache is tracked.
 
     ``model`` is the base model that requests name; LoRA adapters are told apart by the lookup's ``lora``.
@@ -33,7 +33,7 @@ class InstanceSpec:
             raise ValueError(f"instance {self.id}: dp_size must be at least 1")
 
 
-class Hit(msgspec.Struct, frozen=True, gc=False):
+class CacheHit(msgspec.Struct, frozen=True, gc=False):
     """How much of a prompt one instance has cached, in whole blocks of that instance.
 
     ``tokens`` None: not known (never to be read as 0); ``at_least_tokens`` then tells what is known to be there.
@@ -86,7 +86,7 @@ class PrefixIndex(Protocol):
         """Begin to follow the instances. Returns at once even when Redis or an engine is away."""
         ...
 
-    def add_instance(self, spec: InstanceSpec) -> None:
+    def add_instance(self, spec: CacheSpec) -> None:
         """Track an instance, or replace its spec. Idempotent; may be called before ``start``.
 
         Another ``boot_id`` than before means a restarted engine: its entries are gone at once and events of the
@@ -100,7 +100,7 @@ class PrefixIndex(Protocol):
 
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
-    ) -> dict[str, Hit]:
+    ) -> dict[str, CacheHit]:
         """Return the hit of every instance of ``model``, by instance id; O(tokens) to hash, then O(log tokens) each.
 
         ``token_ids`` as an ``array("I")`` saves a copy. Raises ValueError for ids outside 0..2^32-1.

@@ -4,11 +4,11 @@ from collections.abc import Collection
 
 from backends.external import ExternalModel, Provider
 from backends.litellm import load_litellm
-from gateway.api.gate import Gate
+from gateway.api.gate import AdmissionControl
 from gateway.control.fleet.pools import Pools
 from gateway.fleet_settings import BadSettings, UpstreamSettings
-from gateway.passthrough.endpoint import Passing
-from gateway.passthrough.overflow import Overflow
+from gateway.passthrough.endpoint import PassthroughService
+from gateway.passthrough.overflow import OverflowService
 from gateway.passthrough.servers import Servers
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
 from gateway.settings import Settings, read_key
@@ -22,11 +22,11 @@ def build_passing(
     own_models: Collection[str],
     timelines: Timelines,
     metrics: Metrics,
-    gate: Gate,
-) -> Passing:
+    gate: AdmissionControl,
+) -> PassthroughService:
     """Build it; nothing is asked yet. Raises BadSettings."""
     upstreams = [Upstream(_read_spec(upstream)) for upstream in settings.upstreams]
-    return Passing(Servers(upstreams, pools, own_models), timelines, metrics, gate)
+    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, gate)
 
 
 def build_overflow(
@@ -35,7 +35,7 @@ def build_overflow(
     timelines: Timelines,
     metrics: Metrics,
     provider: Provider | None = None,
-) -> Overflow:
+) -> OverflowService:
     """Build it; without a ``provider`` LiteLLM is loaded where settings name external models. Raises BadSettings."""
     models = {
         external.model: ExternalModel(
@@ -50,7 +50,7 @@ def build_overflow(
         provider = provider or (load_litellm() if models else None)
     except ImportError as error:
         raise BadSettings(f"external: LiteLLM is needed (in a checkout: pip install '.[litellm]'): {error}") from None
-    return Overflow(provider, models, pools, timelines, metrics)
+    return OverflowService(provider, models, pools, timelines, metrics)
 
 
 def _read_spec(upstream: UpstreamSettings) -> UpstreamSpec:

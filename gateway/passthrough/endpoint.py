@@ -14,8 +14,8 @@ from gateway.api.body import JsonObject
 from gateway.api.client import Client
 from gateway.api.client_fields import find_internal, without_internal
 from gateway.api.errors import ApiError, bad_field
-from gateway.api.exchange import Access, Asked, Limits, hold_exchange, parse
-from gateway.api.gate import Entry, Gate
+from gateway.api.exchange import Access, Asked, RequestLimits, hold_exchange, parse
+from gateway.api.gate import Admission, AdmissionControl
 from gateway.api.job import Caller, check_prompt_limit
 from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
@@ -25,7 +25,7 @@ from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
-from gateway.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, Form
+from gateway.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, BodyFormat
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 
@@ -38,13 +38,13 @@ OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Passing:
-    """Passes requests on; see ``gateway.api.passing.Passing``."""
+class PassthroughService:
+    """Passes requests on; see ``gateway.api.passing.Passthrough``."""
 
     servers: Servers
     timelines: Timelines
     metrics: Metrics
-    gate: Gate
+    gate: AdmissionControl
 
     def models(self) -> list[str]:
         """Names of the models whose every request is passed on."""
@@ -112,7 +112,7 @@ class Passing:
             await pass_on(request, servers, client, record, entry.headers)
 
     @contextmanager
-    def _recorded(self, request: PassedRequest, entry: Entry, prompt_tokens: int) -> Iterator[PassRecord]:
+    def _recorded(self, request: PassedRequest, entry: Admission, prompt_tokens: int) -> Iterator[PassRecord]:
         record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path)
         try:
             yield record
@@ -162,7 +162,9 @@ def find_model(value: object, caller: Caller) -> str:
 class PassEndpoint:
     """One path that only passes on, as a bare ASGI callable."""
 
-    def __init__(self, path: str, form: Form, passing: Passing, access: Access, limits: Limits) -> None:
+    def __init__(
+        self, path: str, form: BodyFormat, passing: PassthroughService, access: Access, limits: RequestLimits
+    ) -> None:
         self._path = path
         self._form = form
         self._passing = passing
@@ -183,7 +185,7 @@ class PassEndpoint:
             await self._passing.pass_object(self._path, value, asked.headers, caller, asked.client)
 
 
-def pass_routes(passing: Passing, access: Access, limits: Limits) -> list[Route]:
+def pass_routes(passing: PassthroughService, access: Access, limits: RequestLimits) -> list[Route]:
     """Return the routes of the paths that only pass on."""
     return [
         Route(path, PassEndpoint(path, form, passing, access, limits), methods=["POST"])

@@ -20,7 +20,7 @@ from gateway.api.errors import ApiError, Headers, encode_error
 from gateway.api.passing import AnswerBroken
 from gateway.passthrough.headers import pick_answer_headers
 from gateway.passthrough.record import PassRecord
-from gateway.passthrough.servers import Server, Servers
+from gateway.passthrough.servers import PassthroughServer, Servers
 
 MAX_WHOLE_BYTES = 64 << 20
 ELSEWHERE = frozenset({429, 502, 503, 504})
@@ -42,7 +42,7 @@ class PassedRequest:
     """Where its servers must stand; None: anywhere."""
 
 
-class Refused(Exception):
+class ServerRefused(Exception):
     """A server gave no answer to relay. ``elsewhere``: another one may."""
 
     def __init__(self, error: ApiError, body: bytes | None = None, *, elsewhere: bool = False) -> None:
@@ -62,7 +62,7 @@ async def pass_on(
     """
     lines = [(b"x-request-id", request.id.encode()), *standing]
     tried: set[str] = set()
-    refused: Refused | None = None
+    refused: ServerRefused | None = None
     while (server := servers.choose(request.model, request.path, tried, request.regions)) is not None:
         tried.add(server.id)
         record.tried(server.id)
@@ -71,7 +71,7 @@ async def pass_on(
                 async with _ask(request, server) as (response, first):
                     await _relay(response, first, lines, server, client, record)
                 return
-            except Refused as answer:
+            except ServerRefused as answer:
                 refused = answer
                 record.refused(server.id, answer.error.status)
         if not refused.elsewhere:
@@ -83,7 +83,7 @@ async def pass_on(
 
 
 @asynccontextmanager
-async def _ask(request: PassedRequest, server: Server) -> AsyncIterator[tuple[Response, bytes]]:
+async def _ask(request: PassedRequest, server: PassthroughServer) -> AsyncIterator[tuple[Response, bytes]]:
     """Give the answer and its first bytes. Raises Refused."""
     try:
         response = await server.origin.send(
@@ -97,7 +97,7 @@ async def _ask(request: PassedRequest, server: Server) -> AsyncIterator[tuple[Re
         try:
             first = await response.read()
         except EngineBroken as error:
-            raise Refused(ApiError(502, "The server broke the answer off."), elsewhere=True) from error
+            raise ServerRefused(ApiError(502, "The server broke the answer off."), elsewhere=True) from error
         except BackendError as error:
             raise _judge(error, server) from error
         if _is_stream(response) and (failure := find_error_event(first)) is not None:
@@ -107,16 +107,16 @@ async def _ask(request: PassedRequest, server: Server) -> AsyncIterator[tuple[Re
         await response.aclose()
 
 
-def _judge(error: BackendError, server: Server) -> Refused:
+def _judge(error: BackendError, server: PassthroughServer) -> ServerRefused:
     if isinstance(error, EngineTimeout):
-        return Refused(ApiError(504, "The server did not answer in time."))
+        return ServerRefused(ApiError(504, "The server did not answer in time."))
     if isinstance(error, EngineUnavailable):
         server.note_failure(error)
-        return Refused(ApiError(502, "The server cannot be reached."), elsewhere=True)
-    return Refused(ApiError(502, "The server's answer cannot be read."))
+        return ServerRefused(ApiError(502, "The server cannot be reached."), elsewhere=True)
+    return ServerRefused(ApiError(502, "The server's answer cannot be read."))
 
 
-async def _read_refusal(response: Response) -> Refused:
+async def _read_refusal(response: Response) -> ServerRefused:
     """Return what a status other than 200 amounts to; a server's own error object is kept."""
     status = response.status
     try:
@@ -124,11 +124,11 @@ async def _read_refusal(response: Response) -> Refused:
     except BackendError:
         body = b""
     if status in OUR_KEY:
-        return Refused(ApiError(502, "The server does not take the gateway's key."))
+        return ServerRefused(ApiError(502, "The server does not take the gateway's key."))
     if not 400 <= status <= 599:
-        return Refused(ApiError(502, f"The server answered with the unexpected status {status}."))
+        return ServerRefused(ApiError(502, f"The server answered with the unexpected status {status}."))
     error = ApiError(status, f"The server answered {status}.", retry_after_s=retry_after_s(response))
-    return Refused(error, body if _is_error_object(body) else None, elsewhere=status in ELSEWHERE)
+    return ServerRefused(error, body if _is_error_object(body) else None, elsewhere=status in ELSEWHERE)
 
 
 def _is_error_object(body: bytes) -> bool:
@@ -139,7 +139,7 @@ def _is_error_object(body: bytes) -> bool:
     return isinstance(value, dict) and bool(value.get("error"))
 
 
-def find_error_event(piece: bytes) -> Refused | None:
+def find_error_event(piece: bytes) -> ServerRefused | None:
     """Return the failure that a stream begins with; its code is the status where it is one."""
     try:
         events = SseParser().feed(piece)
@@ -151,11 +151,11 @@ def find_error_event(piece: bytes) -> Refused | None:
         return None
     code = error.get("code") if isinstance(error, dict) else None
     status = code if type(code) is int and 400 <= code <= 599 else 502
-    return Refused(ApiError(status, "The server failed."), events[0])
+    return ServerRefused(ApiError(status, "The server failed."), events[0])
 
 
 async def _relay(
-    response: Response, first: bytes, lines: Headers, server: Server, client: Client, record: PassRecord
+    response: Response, first: bytes, lines: Headers, server: PassthroughServer, client: Client, record: PassRecord
 ) -> None:
     headers = [*lines, *pick_answer_headers(response.headers)]
     record.first_byte()
@@ -189,7 +189,7 @@ async def _relay(
     await client.send({"type": "http.response.body", "body": piece, "more_body": False})
 
 
-async def _read_whole(response: Response, first: bytes, server: Server) -> bytes:
+async def _read_whole(response: Response, first: bytes, server: PassthroughServer) -> bytes:
     """Read a JSON answer to its end, so that one that breaks off is no answer. Raises Refused."""
     pieces, size = [first], len(first)
     try:
@@ -198,9 +198,9 @@ async def _read_whole(response: Response, first: bytes, server: Server) -> bytes
             pieces.append(await response.read())
             size += len(pieces[-1])
             if size > MAX_WHOLE_BYTES:
-                raise Refused(ApiError(502, f"The server's answer is larger than {MAX_WHOLE_BYTES} bytes."))
+                raise ServerRefused(ApiError(502, f"The server's answer is larger than {MAX_WHOLE_BYTES} bytes."))
     except BackendError as error:
-        raise Refused(ApiError(502, "The server broke the answer off.")) from error
+        raise ServerRefused(ApiError(502, "The server broke the answer off.")) from error
     response.finish()
     return b"".join(pieces)
 

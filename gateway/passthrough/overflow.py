@@ -12,7 +12,7 @@ from backends.external import ExternalChunk, ExternalModel, ExternalUsage, Provi
 from gateway.api.body import JsonObject
 from gateway.api.client import Client
 from gateway.api.errors import Headers, encode_error, from_generation
-from gateway.api.job import Job
+from gateway.api.job import PreparedRequest
 from gateway.api.passing import Outside
 from gateway.control.fleet.pools import Pools
 from gateway.failure import GenerationFailed
@@ -26,8 +26,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class Overflow:
-    """See ``gateway.api.passing.Overflow``. ``models`` are those that the settings know, by LiteLLM's names."""
+class OverflowService:
+    """See ``gateway.api.passing.OverflowAnswers``. ``models`` are those that the settings know, by LiteLLM's names."""
 
     provider: Provider | None
     models: Mapping[str, ExternalModel]
@@ -46,7 +46,7 @@ class Overflow:
     async def answer(
         self,
         outside: Outside,
-        job: Job,
+        job: PreparedRequest,
         value: JsonObject,
         client: Client,
         headers: Headers,
@@ -92,7 +92,11 @@ def to_failure(error: BackendError) -> GenerationFailed:
 
 
 async def _write_stream(
-    chunks: AsyncGenerator[ExternalChunk, None], job: Job, client: Client, headers: Headers, spending: "Spending"
+    chunks: AsyncGenerator[ExternalChunk, None],
+    job: PreparedRequest,
+    client: Client,
+    headers: Headers,
+    spending: "Spending",
 ) -> None:
     first = await anext(chunks, None)
     lines = [*headers, (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -114,7 +118,7 @@ async def _write_stream(
     await client.send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-async def _send_chunk(chunk: ExternalChunk, job: Job, client: Client, spending: "Spending") -> None:
+async def _send_chunk(chunk: ExternalChunk, job: PreparedRequest, client: Client, spending: "Spending") -> None:
     spending.take(chunk)
     if chunk.choices:
         choices = [{"finish_reason": None} | dict(choice) for choice in chunk.choices]
@@ -123,7 +127,11 @@ async def _send_chunk(chunk: ExternalChunk, job: Job, client: Client, spending: 
 
 
 async def _write_whole(
-    chunks: AsyncGenerator[ExternalChunk, None], job: Job, client: Client, headers: Headers, spending: "Spending"
+    chunks: AsyncGenerator[ExternalChunk, None],
+    job: PreparedRequest,
+    client: Client,
+    headers: Headers,
+    spending: "Spending",
 ) -> None:
     choices: list[Mapping[str, Any]] = []
     async for chunk in chunks:
@@ -138,14 +146,14 @@ async def _write_whole(
     await client.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _event(job: Job, choices: list[Any], usage: Mapping[str, Any] | None) -> bytes:
+def _event(job: PreparedRequest, choices: list[Any], usage: Mapping[str, Any] | None) -> bytes:
     chunk = _envelope(job, "chat.completion.chunk", choices)
     if job.include_usage:
         chunk["usage"] = usage
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def _envelope(job: Job, kind: str, choices: list[Any]) -> dict[str, Any]:
+def _envelope(job: PreparedRequest, kind: str, choices: list[Any]) -> dict[str, Any]:
     return {"id": job.id, "object": kind, "created": job.created, "model": job.model_name, "choices": choices}
 
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from backends.errors import BackendError
-from backends.stream import Origin
+from backends.stream import HttpOrigin
 from gateway.control.fleet.pools import Instance, Pools
 from gateway.passthrough.upstreams import Upstream, make_origin
 from gateway.paths import GENERATION_PATHS
 from policies.types import Role
 
 
-class Server(Protocol):
+class PassthroughServer(Protocol):
     """Somewhere to pass a request to."""
 
     @property
@@ -27,7 +27,7 @@ class Server(Protocol):
         ...
 
     @property
-    def origin(self) -> Origin:
+    def origin(self) -> HttpOrigin:
         """Its connections."""
         ...
 
@@ -56,7 +56,7 @@ class EngineServer:
 
     instance: Instance
     pools: Pools
-    origin: Origin
+    origin: HttpOrigin
     first_byte_timeout_s: float = 600.0
     idle_timeout_s: float = 120.0
 
@@ -86,7 +86,7 @@ class Servers:
     upstreams: Sequence[Upstream]
     pools: Pools
     own_models: Collection[str]
-    _origins: dict[tuple[str, str], Origin] = field(default_factory=dict)
+    _origins: dict[tuple[str, str], HttpOrigin] = field(default_factory=dict)
     _turns: dict[str, int] = field(default_factory=dict)
     _turn: int = 0
 
@@ -107,7 +107,7 @@ class Servers:
 
     def choose(
         self, model: str, path: str, tried: Collection[str] = (), regions: Collection[str] | None = None
-    ) -> Server | None:
+    ) -> PassthroughServer | None:
         """Return the server to try next; None: none is left that is up, has room and stands in one of ``regions``.
 
         An upstream that is not said to stand anywhere is in no region.
@@ -128,14 +128,14 @@ class Servers:
         for origin in self._origins.values():
             await origin.aclose()
 
-    def _upstreams(self, model: str, path: str) -> list[tuple[float, int, Server]]:
+    def _upstreams(self, model: str, path: str) -> list[tuple[float, int, PassthroughServer]]:
         return [
             (upstream.in_flight / upstream.max_running, self._turns.get(upstream.id, 0), upstream)
             for upstream in self.upstreams
             if upstream.reachable and upstream.in_flight < upstream.max_running and upstream.offers(model, path)
         ]
 
-    def _engines(self, model: str) -> list[tuple[float, int, Server]]:
+    def _engines(self, model: str) -> list[tuple[float, int, PassthroughServer]]:
         now_s = self.pools.clock()
         usable = [i for i in self.pools.of_model(model) if i.usable(now_s)]
         main = [instance for instance in usable if instance.spec.role is Role.MD]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable
-from backends.stream import Origin
+from backends.stream import HttpOrigin
 from gateway.failure import reason_of
 
 log = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class UpstreamWatch:
             await upstream.check()
 
 
-def make_origin(url: str, api_key: str | None, ssl_context: ssl.SSLContext | None = None) -> Origin:
+def make_origin(url: str, api_key: str | None, ssl_context: ssl.SSLContext | None = None) -> HttpOrigin:
     """Return the connections to a server. Without a key of its own no Authorization header goes out at all."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    return Origin(url, headers=headers, ssl_context=ssl_context)
+    return HttpOrigin(url, headers=headers, ssl_context=ssl_context)

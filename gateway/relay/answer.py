@@ -8,8 +8,8 @@ from backends.errors import EngineRejected
 from gateway.control.fleet.pools import Pools
 from gateway.failure import GenerationFailed
 from gateway.relay.align import Aligner, AlignJob
-from gateway.relay.cast import Cast
-from gateway.relay.course import Course
+from gateway.relay.cast import Failover
+from gateway.relay.course import AnswerPlan
 from gateway.relay.legs import ROLE_OF
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.outbox import Outbox
@@ -38,14 +38,14 @@ from gateway.relay.steps import (
     StopMatched,
     StopTransfer,
 )
-from gateway.relay.transfer import Transfer
+from gateway.relay.transfer import KvTransfer
 from gateway.relay.types import AnswerEvent, Finish, KeepAlive, Tokens
 
 
 class RelayAnswer:
     """See ``gateway.relay.types.Answer``."""
 
-    def __init__(self, course: Course, cast: Cast, pools: Pools, aligner: Aligner, record: Record) -> None:
+    def __init__(self, course: AnswerPlan, cast: Failover, pools: Pools, aligner: Aligner, record: Record) -> None:
         self._course = course
         self._cast = cast
         self._aligner = aligner
@@ -53,7 +53,7 @@ class RelayAnswer:
         self._splice = Splice(course.terms)
         self._mailbox = Mailbox()
         self._outbox = Outbox(course.reserve_s, pools.clock, lambda: self._mailbox.post(None))
-        self._transfer = Transfer(
+        self._transfer = KvTransfer(
             course.path, course.transfer, record, self._mailbox.post, course.note_moved, self._aim
         )
         self._legs = LegRunner(course, cast, pools, record, self._mailbox)

@@ -7,7 +7,7 @@ from gateway.relay.types import GenerationRequest
 from policies.types import Plan, Rng, Role
 
 
-class Cast:
+class Failover:
     """The plan's instances first; after a failure, the least loaded other one of the same role and region.
 
     Staying in the region keeps the KV that has crossed, or that RLD's store has, of use. One that would go on with

@@ -12,7 +12,7 @@ from policies.types import Plan
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class AnswerPlan:
     """All that was decided for one answer.
 
     ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may

@@ -12,7 +12,7 @@ from backends.types import LegRequest
 from gateway.relay.steps import LegKind, StartLeg
 
 
-class Loan:
+class NixlLease:
     """One answer's ticket. ``lease_s`` None: nothing is lent."""
 
     def __init__(self, lease_s: float | None, clock: Callable[[], float]) -> None:

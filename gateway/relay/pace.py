@@ -10,7 +10,7 @@ HANDOFF_TOKENS = 16
 
 
 @dataclass(slots=True)
-class Pace:
+class LegPace:
     """Times of a leg's tokens, in monotonic seconds. ``lacking_tokens``: to compute before the first.
 
     ``is_first_extend``: the instance has none of this answer's KV but what crossed.

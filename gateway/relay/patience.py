@@ -10,7 +10,7 @@ from policies.rules import RelayRules
 
 
 @dataclass(slots=True)
-class Patience:
+class FirstTokenTimeouts:
     """``transfer`` tells what of the prompt's KV crosses; ``rtt_s``: of the way to the main region."""
 
     transfer: TransferRequest

@@ -10,15 +10,15 @@ from typing import Literal
 from backends.errors import BackendError, EngineRejected, EngineTimeout
 from backends.types import EngineFinish, LegRequest, LegUsage
 from gateway.control.fleet.pools import Instance, Pools
-from gateway.relay.cast import Cast
-from gateway.relay.course import Course
+from gateway.relay.cast import Failover
+from gateway.relay.course import AnswerPlan
 from gateway.relay.legs import ROLE_OF, build_leg
-from gateway.relay.loan import Loan
+from gateway.relay.loan import NixlLease
 from gateway.relay.mailbox import Mailbox
-from gateway.relay.pace import Pace
-from gateway.relay.patience import Patience
+from gateway.relay.pace import LegPace
+from gateway.relay.patience import FirstTokenTimeouts
 from gateway.relay.record import Record
-from gateway.relay.steps import LegEnded, LegFailed, LegId, LegKind, LegTokens, NoInstance, StartLeg
+from gateway.relay.steps import LegEnded, LegFailed, LegId, LegKind, LegTokens, LegUnplaced, StartLeg
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -43,14 +43,14 @@ class LegRunner:
     ``makers``: the instance of each leg that was started. ``last_failure``: of the leg that failed last.
     """
 
-    def __init__(self, course: Course, cast: Cast, pools: Pools, record: Record, mailbox: Mailbox) -> None:
+    def __init__(self, course: AnswerPlan, cast: Failover, pools: Pools, record: Record, mailbox: Mailbox) -> None:
         self._course = course
         self._cast = cast
         self._pools = pools
         self._record = record
         self._mailbox = mailbox
-        self._loan = Loan(course.lease_s, pools.clock)
-        self._patience = Patience(course.transfer, course.rtt_s, course.rules)
+        self._loan = NixlLease(course.lease_s, pools.clock)
+        self._patience = FirstTokenTimeouts(course.transfer, course.rtt_s, course.rules)
         self._running: dict[LegId, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining: set[asyncio.Task[None]] = set()
@@ -63,7 +63,7 @@ class LegRunner:
         instance = self._cast.pick(ROLE_OF[start.kind])
         if instance is None:
             self._record.note("no_instance", role=ROLE_OF[start.kind].value)
-            self._mailbox.post(NoInstance(start.leg))
+            self._mailbox.post(LegUnplaced(start.leg))
             return
         wait_s = self._patience.wait_s(start, instance, self._pools.clock())
         request = build_leg(self._course.request, start, emitted, self._course.rules, wait_s)
@@ -145,12 +145,12 @@ class LegRunner:
         finally:
             pace.end()
 
-    def _make_pace(self, start: StartLeg, instance: Instance) -> Pace:
+    def _make_pace(self, start: StartLeg, instance: Instance) -> LegPace:
         if ROLE_OF[start.kind] is not Role.MD:
-            return Pace(instance, start, self._pools.clock())
+            return LegPace(instance, start, self._pools.clock())
         lacking_tokens = self._patience.lacking_tokens(start, instance)
         is_first = not self._patience.knows(instance)
-        return Pace(instance, start, self._pools.clock(), lacking_tokens, is_first)
+        return LegPace(instance, start, self._pools.clock(), lacking_tokens, is_first)
 
     def _note_usage(self, start: StartLeg, usage: LegUsage) -> None:
         self._record.leg_usage(start, usage)

@@ -15,8 +15,8 @@ from gateway.failure import GenerationFailed
 from gateway.index.types import PrefixIndex
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
-from gateway.relay.cast import Cast
-from gateway.relay.course import Course
+from gateway.relay.cast import Failover
+from gateway.relay.course import AnswerPlan
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.steps import Handoff, Route
@@ -76,7 +76,7 @@ class RelayService:
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
         record = Record(timeline, self.metrics, decision.plan, note_use)
-        cast = Cast(decision.plan, request, rules.regions, self.pools, self.rng)
+        cast = Failover(decision.plan, request, rules.regions, self.pools, self.rng)
         course = self._course(request, rules, decision)
         return RelayAnswer(course, cast, self.pools, self.aligner, record)
 
@@ -133,10 +133,10 @@ class RelayService:
             now_s=self.pools.clock(),
         )
 
-    def _course(self, request: GenerationRequest, rules: Rules, decision: Decision) -> Course:
+    def _course(self, request: GenerationRequest, rules: Rules, decision: Decision) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
-        return Course(
+        return AnswerPlan(
             request=request,
             plan=plan,
             terms=self._terms(request, rules, decision, _lends(plan, link)),

@@ -37,16 +37,16 @@ from gateway.relay.steps import (
     Fail,
     Handoff,
     IllegalEvent,
-    Kv,
     KvFailed,
     KvLate,
     KvReady,
+    KvState,
     LegEnded,
     LegFailed,
     LegId,
     LegKind,
     LegTokens,
-    NoInstance,
+    LegUnplaced,
     Phase,
     RetryDue,
     RetryLater,
@@ -92,7 +92,7 @@ class Splice:
 
     terms: SpliceTerms
     phase: Phase = Phase.PREFILL
-    kv: Kv = Kv.ABSENT
+    kv: KvState = KvState.ABSENT
     log: list[int] = field(default_factory=list)
     sealed: int = 0
     rounds: int = 0
@@ -115,7 +115,7 @@ class Splice:
     def start(self) -> list[Action]:
         """Begin: the P leg, and the transfer unless the answer is singular."""
         if self.terms.route == "passthrough":
-            self.kv = Kv.UNNEEDED
+            self.kv = KvState.UNNEEDED
             self._start_final()
             return self._flush()
         self._relaying = self.terms.route != "direct"
@@ -128,7 +128,7 @@ class Splice:
     def feed(self, event: Event) -> list[Action]:
         """Take one event, give the actions that follow from it. Raises IllegalEvent."""
         match event:
-            case LegTokens() | LegEnded() | LegFailed() | NoInstance():
+            case LegTokens() | LegEnded() | LegFailed() | LegUnplaced():
                 self._on_leg(event)
             case KvReady() | KvFailed() | KvLate():
                 self._on_kv(event)
@@ -145,7 +145,7 @@ class Splice:
 
     # Legs
 
-    def _on_leg(self, event: LegTokens | LegEnded | LegFailed | NoInstance) -> None:
+    def _on_leg(self, event: LegTokens | LegEnded | LegFailed | LegUnplaced) -> None:
         if not 0 <= event.leg < self._next_leg:
             raise IllegalEvent(f"leg {event.leg} was never started")
         leg = self._legs.get(event.leg)
@@ -165,7 +165,7 @@ class Splice:
             case LegFailed():
                 self._drop(event.leg)
                 self._on_lost(leg)
-            case NoInstance():
+            case LegUnplaced():
                 self._drop(event.leg)
                 self._on_no_instance(leg)
 
@@ -248,15 +248,15 @@ class Splice:
     # The KV and time
 
     def _on_kv(self, event: KvReady | KvFailed | KvLate) -> None:
-        if self.kv is Kv.ABSENT:
+        if self.kv is KvState.ABSENT:
             raise IllegalEvent("no transfer was started")
         if self.phase is Phase.DONE:
             return
         match event:
             case KvReady():
-                self.kv = Kv.READY
+                self.kv = KvState.READY
             case KvFailed():
-                self.kv = Kv.FAILED
+                self.kv = KvState.FAILED
                 self._setbacks += 1
                 self._relaying = True
                 self._wait()
@@ -275,7 +275,7 @@ class Splice:
             return
         self._main_blocked = False
         self._relay_blocked = not self.terms.relay_allowed
-        if self.kv is Kv.FAILED:
+        if self.kv is KvState.FAILED:
             self._move()
         if self.phase is Phase.WAIT:
             self._resume()
@@ -293,17 +293,17 @@ class Splice:
 
     def _resume(self) -> None:
         """Nobody writes (any more): choose who goes on."""
-        if self.kv in (Kv.READY, Kv.UNNEEDED) and not self._main_blocked:
+        if self.kv in (KvState.READY, KvState.UNNEEDED) and not self._main_blocked:
             self._start_final()
         elif (self._relaying or self._main_blocked) and not self._relay_blocked:
             self.phase = Phase.EAGER
             self.sealed = self.rounds = 0
             self._previous_pending = None
             self._start(LegKind.RELAY)
-        elif self.kv is Kv.ABSENT:
+        elif self.kv is KvState.ABSENT:
             self.phase = Phase.WAIT
             self._move()
-        elif self.kv is Kv.MOVING and not self._late:
+        elif self.kv is KvState.MOVING and not self._late:
             self.phase = Phase.WAIT
         elif not self._main_blocked:  # without its KV an instance computes the prompt again: slow, but an answer
             self._start_final()
@@ -314,7 +314,7 @@ class Splice:
 
     def _hand_over(self) -> None:
         """The KV is there and a relay leg writes: seal now, or bring MD nearer first."""
-        if self.kv is not Kv.READY or self._main_blocked or not self.terms.splittable:
+        if self.kv is not KvState.READY or self._main_blocked or not self.terms.splittable:
             return
         pending = len(self.log) - self.sealed
         handoff = Handoff(pending, self.rounds, self._previous_pending, self._main_lost)
@@ -338,7 +338,7 @@ class Splice:
         terminator = not matched and reason == "stop" and bool(self.log) and self.log[-1] in self.terms.terminators
         by_relay = self.phase in (Phase.EAGER, Phase.CATCH_UP)
         self._close_all()
-        self._out.append(End(reason, terminator, align=by_relay and self.kv is not Kv.ABSENT))
+        self._out.append(End(reason, terminator, align=by_relay and self.kv is not KvState.ABSENT))
 
     def _fail(self, refused: LegId | None) -> None:
         self._close_all()
@@ -354,11 +354,11 @@ class Splice:
         one = kind in (LegKind.PREFILL, LegKind.EXTEND)
         max_tokens = 1 if one else self.terms.limit_tokens - base
         least = 0 if kind is LegKind.EXTEND else max(0, self.terms.min_tokens - base)
-        kv_expected = kind is not LegKind.PREFILL and (kind is LegKind.RELAY or self.kv is Kv.READY)
+        kv_expected = kind is not LegKind.PREFILL and (kind is LegKind.RELAY or self.kv is KvState.READY)
         self._out.append(StartLeg(id_, kind, base, max_tokens, min(least, max_tokens), kv_expected))
 
     def _move(self) -> None:
-        self.kv = Kv.MOVING
+        self.kv = KvState.MOVING
         self._out.append(StartTransfer())
 
     def _wait(self) -> None:

@@ -35,7 +35,7 @@ class LegKind(Enum):
     FINAL = "MD"
 
 
-class Kv(Enum):
+class KvState(Enum):
     """What is known of the KV's way to the main region."""
 
     ABSENT = "absent"
@@ -74,7 +74,7 @@ class LegFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class NoInstance:
+class LegUnplaced:
     """No instance can take the leg that was asked for; it never ran."""
 
     leg: LegId
@@ -113,7 +113,7 @@ class ClientGone:
 
 
 Event: TypeAlias = (
-    LegTokens | LegEnded | LegFailed | NoInstance | KvReady | KvFailed | KvLate | RetryDue | StopMatched | ClientGone
+    LegTokens | LegEnded | LegFailed | LegUnplaced | KvReady | KvFailed | KvLate | RetryDue | StopMatched | ClientGone
 )
 
 # Actions: what the caller shall do.

@@ -12,7 +12,7 @@ from gateway.relay.record import Record
 from gateway.relay.steps import Event, KvFailed, KvReady
 
 
-class Transfer:
+class KvTransfer:
     """Opens the transfer, again after a failure under a new id, and tells ``post`` how it ended.
 
     ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names

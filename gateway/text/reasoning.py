@@ -6,7 +6,7 @@ OPENING = "<think>"
 CLOSING = "</think>"
 
 
-class Place(Enum):
+class _Place(Enum):
     """Where in the output the reader is."""
 
     START = auto()
@@ -21,27 +21,27 @@ class ReasoningReader:
     """
 
     def __init__(self, *, begins_inside: bool) -> None:
-        self._place = Place.INSIDE if begins_inside else Place.START
+        self._place = _Place.INSIDE if begins_inside else _Place.START
         self._held = ""
 
     def push(self, text: str) -> tuple[str, str]:
         """Return (reasoning, content)."""
-        if self._place is Place.AFTER:
+        if self._place is _Place.AFTER:
             return "", text
         text, self._held = self._held + text, ""
-        if self._place is Place.START:
+        if self._place is _Place.START:
             begun = text.lstrip()
             if not begun.startswith(OPENING):
                 if OPENING.startswith(begun):
                     self._held = text
                     return "", ""
-                self._place = Place.AFTER
+                self._place = _Place.AFTER
                 return "", text
-            self._place = Place.INSIDE
+            self._place = _Place.INSIDE
             text = begun.removeprefix(OPENING)
         reasoning, closing, content = text.partition(CLOSING)
         if closing:
-            self._place = Place.AFTER
+            self._place = _Place.AFTER
             return reasoning, content
         shown = len(text) - begun_marker(text, CLOSING)
         self._held = text[shown:]
@@ -50,7 +50,7 @@ class ReasoningReader:
     def flush(self) -> tuple[str, str]:
         """Return what was held back and turned out to be no tag."""
         held, self._held = self._held, ""
-        return (held, "") if self._place is Place.INSIDE else ("", held)
+        return (held, "") if self._place is _Place.INSIDE else ("", held)
 
 
 def begun_marker(text: str, marker: str) -> int:

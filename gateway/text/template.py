@@ -13,7 +13,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-Message = Mapping[str, Any]
+PromptMessage = Mapping[str, Any]
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
@@ -90,7 +90,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[PromptMessage],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
@@ -121,7 +121,7 @@ def describe(error: Exception) -> str:
     return str(error) if type(error) is TemplateError else type(error).__name__
 
 
-def prepare_message(message: Message, takes_parts: bool) -> dict[str, Any]:
+def prepare_message(message: PromptMessage, takes_parts: bool) -> dict[str, Any]:
     """Bring content to the one spelling that the template reads, and tool call arguments to objects."""
     prepared = dict(message)
     content = message.get("content")
@@ -159,7 +159,7 @@ def parse_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**call, "function": {**function, "arguments": arguments or {}}}
 
 
-def cut_after(text: str, message: Message) -> str:
+def cut_after(text: str, message: PromptMessage) -> str:
     """Return the text up to the end of the final message's content, for the model to go on from there."""
     content = "\n".join(part_texts(message["content"]))
     stripped = content.strip()

@@ -30,7 +30,7 @@ class CallDelta:
     name: str | None = None
 
 
-class Place(Enum):
+class _Place(Enum):
     """Where in the text the reader is."""
 
     TEXT = auto()
@@ -43,7 +43,7 @@ class ToolReader:
     """Splits text into content and calls."""
 
     def __init__(self) -> None:
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         self._buffer = ""
         self._content = ""
         self._calls: list[CallDelta] = []
@@ -65,22 +65,22 @@ class ToolReader:
         """Return the text that was held back: the beginning of a marker, or of a block that never became a call."""
         held, self._buffer = self._buffer, ""
         match self._place:
-            case Place.TEXT:
+            case _Place.TEXT:
                 return held
-            case Place.HEAD:
+            case _Place.HEAD:
                 return OPENING + held
-            case Place.ARGUMENTS | Place.TAIL:
+            case _Place.ARGUMENTS | _Place.TAIL:
                 return ""
 
     def _step(self) -> bool:
         match self._place:
-            case Place.TEXT:
+            case _Place.TEXT:
                 return self._read_text()
-            case Place.HEAD:
+            case _Place.HEAD:
                 return self._read_head()
-            case Place.ARGUMENTS:
+            case _Place.ARGUMENTS:
                 return self._read_arguments()
-            case Place.TAIL:
+            case _Place.TAIL:
                 return self._read_tail()
 
     def _read_text(self) -> bool:
@@ -88,7 +88,7 @@ class ToolReader:
         if opening:
             self._show(text)
             self._buffer = rest
-            self._place = Place.HEAD
+            self._place = _Place.HEAD
             return True
         shown = len(text) - begun_marker(text, OPENING)
         self._show(text[:shown])
@@ -105,13 +105,13 @@ class ToolReader:
         if match is not None:
             self._open(json.loads(match[1]), "")
             self._buffer = self._buffer[match.end() :]
-            self._place = Place.ARGUMENTS
+            self._place = _Place.ARGUMENTS
             return True
         block, closing, rest = self._buffer.partition(CLOSING)
         if not closing:
             return False
         self._buffer = rest
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         call = read_call(block)
         if call is None:
             self._content += OPENING + block + CLOSING
@@ -137,7 +137,7 @@ class ToolReader:
                 self._depth -= 1
                 if not self._depth:
                     self._pass_on(at + 1)
-                    self._place = Place.TAIL
+                    self._place = _Place.TAIL
                     return True
         self._pass_on(len(self._buffer))
         return False
@@ -152,7 +152,7 @@ class ToolReader:
         if not closing:
             return False
         self._buffer = rest
-        self._place = Place.TEXT
+        self._place = _Place.TEXT
         return True
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-Dialect = Literal["bytes", "pieces", "window"]
+DecoderKind = Literal["bytes", "pieces", "window"]
 """``bytes``: a token is a run of UTF-8 bytes. ``pieces``: a token is a piece of text that depends only on whether it
 comes first, but for runs of byte tokens. ``window``: anything else."""
 
@@ -22,7 +22,7 @@ def byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + rank): byte for rank, byte in enumerate(others)}
 
 
-def find_dialect(tokenizer: Tokenizer) -> tuple[Dialect, bool]:
+def find_dialect(tokenizer: Tokenizer) -> tuple[DecoderKind, bool]:
     """Return the dialect, and whether tokens like ``<0xE4>`` are bytes."""
     decoder = tokenizer.decoder
     steps = [] if decoder is None else flatten(json.loads(decoder.__getstate__()))

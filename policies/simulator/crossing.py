@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from policies.simulator.models import Line
-from policies.simulator.parts import Action, BlockCache, Job, SharedServer
+from policies.simulator.models import WanLine
+from policies.simulator.parts import BlockCache, Callback, SharedServer, Work
 from policies.types import LinkView
 
 
 @dataclass(slots=True)
-class Transfer:
+class SimulatedTransfer:
     """What one request waits for: its own load, and loads of others that carry blocks it wants."""
 
-    on_done: Action
+    on_done: Callback
     own: "Load | None" = None
     awaited: int = 0
     stopped: bool = False
@@ -29,15 +29,15 @@ class Load:
     """Blocks on their way, and who waits for them."""
 
     blocks: tuple[int, ...]
-    transfers: list[Transfer]
-    job: Job | None = None
+    transfers: list[SimulatedTransfer]
+    job: Work | None = None
 
 
 @dataclass(slots=True)
 class Crossing:
     """One line, the server that shares its rate, and the store at its end."""
 
-    line: Line
+    line: WanLine
     server: SharedServer
     store: BlockCache
     _carrying: dict[int, Load] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class Crossing:
             line.source, line.dest, line.rate_bytes_per_s, queued_bytes, line.rtt_s, open_transfers=server.running
         )
 
-    def fetch(self, blocks: Sequence[int], block_bytes: int, on_done: Action) -> Transfer | None:
+    def fetch(self, blocks: Sequence[int], block_bytes: int, on_done: Callback) -> SimulatedTransfer | None:
         """Bring ``blocks``; None: nothing needs to cross, and ``on_done`` will not be called."""
-        transfer = Transfer(on_done)
+        transfer = SimulatedTransfer(on_done)
         awaited = {id(load): load for block in blocks if (load := self._carrying.get(block)) is not None}
         new = tuple(block for block in blocks if block not in self._carrying and block not in self.store)
         if new:
@@ -67,7 +67,7 @@ class Crossing:
             load.transfers.append(transfer)
         return transfer
 
-    def stop(self, transfer: Transfer) -> None:
+    def stop(self, transfer: SimulatedTransfer) -> None:
         """Give a transfer up; its own load stops where nobody else waits for it."""
         transfer.stopped = True
         load = transfer.own

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from policies.handoff import FinalNow, HandoffState, choose_step
 from policies.output_length import observe_length
 from policies.rules import Rules
-from policies.simulator.crossing import Transfer
-from policies.simulator.parts import Job
+from policies.simulator.crossing import SimulatedTransfer
+from policies.simulator.parts import Work
 from policies.simulator.trace import Row
-from policies.simulator.world import Site, World
+from policies.simulator.world import SimulatedInstance, World
 from policies.singular import count_converted, relay_finished_first
 from policies.types import Decision, Direct, Relay
 
@@ -36,7 +36,7 @@ class Outcome:
 
 
 @dataclass(slots=True)
-class Flow:
+class RequestFlow:
     """Runs one request. Every method without arguments is an event."""
 
     world: World
@@ -47,8 +47,8 @@ class Flow:
     sealed_tokens: int = 0
     rounds: int = 0
     previous_pending_tokens: int | None = None
-    relay_job: Job | None = None
-    transfer: Transfer | None = None
+    relay_job: Work | None = None
+    transfer: SimulatedTransfer | None = None
     silent_since_s: float | None = None
     prefilled: bool = False
     moved: bool = False
@@ -71,7 +71,7 @@ class Flow:
         return self.world.timeline.now_s
 
     @property
-    def _main(self) -> Site:
+    def _main(self) -> SimulatedInstance:
         return self.world.sites[str(self.decision.plan.main)]
 
     def _open_transfer(self) -> None:

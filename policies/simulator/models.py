@@ -37,7 +37,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class WanLine:
     """One WAN line."""
 
     source: str
@@ -52,7 +52,7 @@ class Fleet:
     """Everything that costs money."""
 
     members: tuple[Member, ...]
-    lines: tuple[Line, ...] = ()
+    lines: tuple[WanLine, ...] = ()
     kv_bytes_per_token: int = 50_000
     block_tokens: int = 256
     """Tokens of a block of the trace, and of a chunk of the KV stores."""

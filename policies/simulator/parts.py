@@ -6,18 +6,18 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-Action = Callable[[], None]
+Callback = Callable[[], None]
 
 
 @dataclass(slots=True)
-class Timeline:
+class EventQueue:
     """Actions in order of time; those of one moment run in the order in which they were planned."""
 
     now_s: float = 0.0
-    _planned: list[tuple[float, int, Action]] = field(default_factory=list)
+    _planned: list[tuple[float, int, Callback]] = field(default_factory=list)
     _count: int = 0
 
-    def plan(self, at_s: float, action: Action) -> None:
+    def plan(self, at_s: float, action: Callback) -> None:
         """Run ``action`` at ``at_s``, or now if that is past."""
         self._count += 1
         heapq.heappush(self._planned, (max(at_s, self.now_s), self._count, action))
@@ -30,12 +30,12 @@ class Timeline:
 
 
 @dataclass(slots=True)
-class Job:
+class Work:
     """Work in a ``SharedServer``. ``goal`` is the server's progress at which it will be done, once it has a place."""
 
     work: float
-    on_done: Action
-    on_start: Action | None
+    on_done: Callback
+    on_start: Callback | None
     goal: float | None = None
     over: bool = False
 
@@ -44,14 +44,14 @@ class Job:
 class SharedServer:
     """Serves jobs at once, all at ``speed(n)`` units a second while there are n; more than ``most`` jobs wait."""
 
-    timeline: Timeline
+    timeline: EventQueue
     speed: Callable[[int], float]
     most: int
     served: float = 0.0
     """Units of work done, also for jobs that were taken out."""
     running: int = 0
-    _goals: list[tuple[float, int, Job]] = field(default_factory=list)
-    _waiting: deque[Job] = field(default_factory=deque)
+    _goals: list[tuple[float, int, Work]] = field(default_factory=list)
+    _waiting: deque[Work] = field(default_factory=deque)
     _progress: float = 0.0
     """Units that a job in service all along would have got."""
     _since_s: float = 0.0
@@ -71,21 +71,21 @@ class SharedServer:
         self._advance()
         return max(0.0, self._goal_sum - self.running * self._progress) + self._waiting_work
 
-    def add(self, work: float, on_done: Action, on_start: Action | None = None) -> Job:
+    def add(self, work: float, on_done: Callback, on_start: Callback | None = None) -> Work:
         """Add a job of ``work`` units. ``on_start`` runs when it gets a place."""
         self._advance()
-        job = Job(work, on_done, on_start)
+        job = Work(work, on_done, on_start)
         self._waiting.append(job)
         self._waiting_work += work
         self._fill()
         return job
 
-    def left(self, job: Job) -> float:
+    def left(self, job: Work) -> float:
         """Units of work left of a job that is not over."""
         self._advance()
         return job.work if job.goal is None else max(0.0, job.goal - self._progress)
 
-    def remove(self, job: Job) -> None:
+    def remove(self, job: Work) -> None:
         """Take out a job that is not over."""
         self._advance()
         job.over = True

@@ -6,9 +6,9 @@ from policies.alignment import observe_hits
 from policies.output_length import expected_tokens
 from policies.route import choose_plan
 from policies.rules import Rules
-from policies.simulator.flow import Flow, Outcome
+from policies.simulator.flow import Outcome, RequestFlow
 from policies.simulator.models import Fleet
-from policies.simulator.parts import Timeline
+from policies.simulator.parts import EventQueue
 from policies.simulator.report import Report, make_report
 from policies.simulator.trace import Row
 from policies.simulator.world import MODEL, World
@@ -22,7 +22,7 @@ class Replay:
     def __init__(self, fleet: Fleet, rules: Rules, rng: Rng) -> None:
         self.rules = rules
         self.rng = rng
-        self.timeline = Timeline()
+        self.timeline = EventQueue()
         self.world = World(fleet, self.timeline)
         self.outcomes: list[Outcome] = []
         self.refused = 0
@@ -54,7 +54,7 @@ class Replay:
         reach = 0 if main_hit is None else main_hit.reach_tokens
         outcome = Outcome(row, plan.kind, plan.reason, reach)
         self.outcomes.append(outcome)
-        Flow(world, rules, decision, outcome).start()
+        RequestFlow(world, rules, decision, outcome).start()
 
     def _count(self, decision: Decision) -> None:
         world, rules, plan, facts = self.world, self.rules, decision.plan, decision.facts

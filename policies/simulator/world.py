@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from policies.output_length import Lengths
 from policies.simulator.crossing import Crossing
-from policies.simulator.models import Fleet, Line, Member
-from policies.simulator.parts import Action, BlockCache, SharedServer, Timeline
+from policies.simulator.models import Fleet, Member, WanLine
+from policies.simulator.parts import BlockCache, Callback, EventQueue, SharedServer
 from policies.simulator.trace import Row
 from policies.types import Alignment, Hit, InstanceView, Role, SingularUse, Snapshot
 
@@ -15,7 +15,7 @@ FULL_PREFILL = 8
 
 
 @dataclass(slots=True)
-class Site:
+class SimulatedInstance:
     """One instance at work. Prompts and extends queue for ``prefill``, one at a time; ``decode`` is shared."""
 
     member: Member
@@ -23,7 +23,7 @@ class Site:
     prefill: SharedServer
     decode: SharedServer
 
-    def compute(self, uncached_tokens: int, on_done: Action, on_start: Action | None = None) -> None:
+    def compute(self, uncached_tokens: int, on_done: Callback, on_start: Callback | None = None) -> None:
         """Compute the KV of ``uncached_tokens``."""
         self.prefill.add(self.member.engine.prefill.at(uncached_tokens), on_done, on_start)
 
@@ -48,11 +48,11 @@ class World:
     """All sites, region stores and lines of a fleet."""
 
     fleet: Fleet
-    timeline: Timeline
+    timeline: EventQueue
     alignment: Alignment = field(default_factory=Alignment)
     singular: SingularUse = field(default_factory=SingularUse)
     lengths: Lengths = field(default_factory=Lengths)
-    sites: dict[str, Site] = field(init=False)
+    sites: dict[str, SimulatedInstance] = field(init=False)
     stores: dict[str, BlockCache] = field(init=False)
     crossings: dict[tuple[str, str], Crossing] = field(init=False)
 
@@ -84,15 +84,15 @@ class World:
             now_s=self.timeline.now_s,
         )
 
-    def _site(self, member: Member) -> Site:
+    def _site(self, member: Member) -> SimulatedInstance:
         engine = member.engine
-        return Site(
+        return SimulatedInstance(
             member,
             BlockCache(engine.cache_tokens // self.fleet.block_tokens),
             SharedServer(self.timeline, lambda _: 1.0, most=1),
             SharedServer(self.timeline, engine.tokens_per_s, most=engine.max_running),
         )
 
-    def _crossing(self, line: Line) -> Crossing:
+    def _crossing(self, line: WanLine) -> Crossing:
         server = SharedServer(self.timeline, lambda jobs: line.rate_bytes_per_s / jobs, most=1_000_000)
         return Crossing(line, server, self.stores[line.dest])

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from backends.connection import DRAIN_S, HIGH_WATER_BYTES, MAX_HEAD_BYTES, Connection
+from backends.connection import DRAIN_S, HIGH_WATER_BYTES, MAX_HEAD_BYTES, HttpConnection
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -47,13 +47,13 @@ class Wire:
     """A connection with its transport and what it told its pool."""
 
     def __init__(self) -> None:
-        self.freed: list[Connection] = []
-        self.lost: list[Connection] = []
+        self.freed: list[HttpConnection] = []
+        self.lost: list[HttpConnection] = []
         self.transport = NotingTransport()
-        self.connection = Connection(self.freed.append, self.lost.append)
+        self.connection = HttpConnection(self.freed.append, self.lost.append)
         self.connection.connection_made(self.transport)
 
-    def begin(self, limit_s: float = 5.0) -> Connection:
+    def begin(self, limit_s: float = 5.0) -> HttpConnection:
         """Start an exchange."""
         self.connection.begin(b"request", asyncio.get_running_loop().time() + limit_s)
         return self.connection

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.kv_events import BadFrame, Cleared, EventBatch, Removed, Stored, decode_batch
+from backends.kv_events import BadFrame, BlocksCleared, BlocksRemoved, BlocksStored, EventBatch, decode_batch
 
 STORED_MAP = {
     "type": "BlockStored",
@@ -26,7 +26,7 @@ STORED_MAP = {
     "field_of_a_later_version": 1,
 }
 STORED_ARRAY = ["BlockStored", [11, b"\x01\x02"], 10, [1, 2, 3, 4], 2, None, "GPU", None, [["salt"], None], 0]
-STORED = Stored((11, b"\x01\x02"), 10, array("I", [1, 2, 3, 4]), 2, None, "GPU", None, [["salt"], None], 0)
+STORED = BlocksStored((11, b"\x01\x02"), 10, array("I", [1, 2, 3, 4]), 2, None, "GPU", None, [["salt"], None], 0)
 
 
 def encode(batch: object) -> bytes:
@@ -39,7 +39,7 @@ def test_batch_of_maps() -> None:
     batch = decode_batch(encode([1.5, [STORED_MAP, {"type": "AllBlocksCleared"}], 3]))
     assert batch.rank == 3
     assert batch.skipped == 0
-    assert batch.events == (replace(STORED, kind="full_attention"), Cleared())
+    assert batch.events == (replace(STORED, kind="full_attention"), BlocksCleared())
 
 
 def test_batch_of_arrays() -> None:
@@ -56,10 +56,10 @@ def test_batch_of_arrays() -> None:
         0,
         (
             replace(STORED, kind="full_attention"),
-            Stored((5,), None, array("I", [1]), 1),
-            Removed((5, 6)),
-            Removed((7,), "CPU", 2, remote=True),
-            Cleared(),
+            BlocksStored((5,), None, array("I", [1]), 1),
+            BlocksRemoved((5, 6)),
+            BlocksRemoved((7,), "CPU", 2, remote=True),
+            BlocksCleared(),
         ),
         0,
     )
@@ -69,13 +69,13 @@ def test_batch_as_a_map() -> None:
     """A third dialect: the batch itself is a map, with or without a tag."""
     events = [{"type": "BlockRemoved", "block_hashes": [1], "medium": None}, ["AllBlocksCleared", "GPU"]]
     fields = {"type": "KVEventBatch", "ts": 1.0, "events": events, "data_parallel_rank": None}
-    assert decode_batch(encode(fields)) == EventBatch(0, (Removed((1,)), Cleared("GPU")), 0)
+    assert decode_batch(encode(fields)) == EventBatch(0, (BlocksRemoved((1,)), BlocksCleared("GPU")), 0)
 
 
 def test_unknown_events_are_counted() -> None:
     """An event type of a later version is skipped, not an error."""
     batch = decode_batch(encode([1.0, [{"type": "BlockMoved", "x": 1}, ["BlockDreamt"], ["BlockRemoved", []]], 0]))
-    assert batch == EventBatch(0, (Removed(()),), 2)
+    assert batch == EventBatch(0, (BlocksRemoved(()),), 2)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import pytest
 
 from backends.errors import BackendError, TransferFailed
 from backends.lmcache import CacheServer
-from backends.prefetch import Pace, PrefetchPath
+from backends.prefetch import PrefetchPace, PrefetchPath
 from backends.types import TransferProgress, TransferRequest
 from tests.conformance.kv_path_suite import KvPathCase, KvPathSuite, read
 from tests.fakes.cache_server import FakeCacheServer
 
 CHUNK_TOKENS = 16
-QUICK = Pace(slice_chunks=2, poll_interval_s=0.001, again_interval_s=0.001)
+QUICK = PrefetchPace(slice_chunks=2, poll_interval_s=0.001, again_interval_s=0.001)
 
 
 def request(chunks: int, salt: str | None = None) -> TransferRequest:
@@ -87,7 +87,7 @@ async def test_a_prompt_is_asked_for_in_growing_prefixes(server: FakeCacheServer
 
 async def test_long_prompts_have_larger_slices(server: FakeCacheServer) -> None:
     """However long the prompt, it is asked for in no more than a bounded number of slices."""
-    path = PrefetchPath(CacheServer(server.url), pace=Pace(2, most_slices=3, poll_interval_s=0.001))
+    path = PrefetchPath(CacheServer(server.url), pace=PrefetchPace(2, most_slices=3, poll_interval_s=0.001))
     seen = await read(path, request(10))
     assert server.asked_tokens == [64, 128, 160] and seen[-1].chunks_done == 10
     await path.aclose()

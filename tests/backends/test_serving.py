@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from backends.serving import KEEP_ALIVE_S, CannotListen, Site, bind, parse_listen, serve, serve_sites
+from backends.serving import KEEP_ALIVE_S, CannotListen, ServedApp, bind, parse_listen, serve, serve_sites
 from tests.fakes.gates import HoldGate
 
 
@@ -111,7 +111,7 @@ async def test_answers_that_are_told_to_end_can_say_so() -> None:
         cuts += 1
         app.gate.open()
 
-    site = Site(app, listener)  # type: ignore[arg-type]
+    site = ServedApp(app, listener)  # type: ignore[arg-type]
     task = asyncio.create_task(serve_sites(site, on_stop=stopping.set, on_cut=cut, grace_s=0))
     served = Served(app, listener.getsockname()[1], stopping, task)
     reader, writer = await served.ask()

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable
-from backends.stream import IDLE_CONNECTIONS, Origin
+from backends.stream import IDLE_CONNECTIONS, HttpOrigin
 from backends.types import LegRequest
 from backends.vllm import VllmEngine
 from tests.fakes.engine import FakeEngine
@@ -32,7 +32,7 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;ext=1\r\nhel\r\n2\r\nlo\r\n0\r\nTrailer: x\r\n\r\n"
 
 
-async def get(origin: Origin, limit_s: float = 5.0) -> bytes:
+async def get(origin: HttpOrigin, limit_s: float = 5.0) -> bytes:
     """Body of one GET."""
     response = await origin.send("GET", "/x", head_timeout_s=limit_s)
     try:
@@ -44,7 +44,7 @@ async def get(origin: Origin, limit_s: float = 5.0) -> bytes:
 async def test_request_bytes() -> None:
     """The request line holds the base path, the head what was configured and given, the body its length."""
     async with RawServer(say(OK)) as server:
-        origin = Origin(server.url + "/base/", headers={"Authorization": "Bearer k"})
+        origin = HttpOrigin(server.url + "/base/", headers={"Authorization": "Bearer k"})
         response = await origin.send("POST", "/v1/x", b"{}", headers={"X-Request-Id": "r"}, head_timeout_s=5)
         assert await response.body() == b"hello"
         head, _, body = server.requests[0].partition(b"\r\n\r\n")
@@ -67,7 +67,7 @@ async def test_any_cut_gives_the_same_answer(answer: bytes, cuts: list[int]) -> 
     places = [0, *sorted(min(cut, len(answer)) for cut in cuts), len(answer)]
     pieces = [answer[start:end] for start, end in pairwise(places)]
     async with RawServer(say(*pieces), say(*pieces)) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         assert [await get(origin), await get(origin)] == [b"hello", b"hello"]
         assert server.accepted == 1
         await origin.aclose()
@@ -76,7 +76,7 @@ async def test_any_cut_gives_the_same_answer(answer: bytes, cuts: list[int]) -> 
 async def test_close_delimited_body() -> None:
     """A body without a length ends with its connection, which is not pooled."""
     async with RawServer(say_and_close(b"HTTP/1.0 200 OK\r\n\r\nhel", b"lo")) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         assert await get(origin) == b"hello"
         assert origin.open_connections == 0
 
@@ -85,7 +85,7 @@ async def test_close_delimited_body() -> None:
 async def test_truncated_answer(answer: bytes) -> None:
     """A cut answer is broken, never taken for a short one."""
     async with RawServer(say_and_close(answer)) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         with pytest.raises(EngineBroken):
             await get(origin)
         assert origin.open_connections == 0
@@ -94,7 +94,7 @@ async def test_truncated_answer(answer: bytes) -> None:
 async def test_stale_connection_is_replaced_once() -> None:
     """A pooled connection that dies under a request is replaced, and the request is sent again, once."""
     async with RawServer(say(OK), say_and_close(), say(OK)) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         assert await get(origin) == b"hello"
         assert await get(origin) == b"hello"
         assert (len(server.requests), server.accepted) == (3, 2)
@@ -104,7 +104,7 @@ async def test_stale_connection_is_replaced_once() -> None:
 async def test_new_connection_is_not_replaced() -> None:
     """A loss on the first use of a connection, or on the second try, is the engine's."""
     async with RawServer(say(OK), say_and_close(), say_and_close(), say(OK)) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         assert await get(origin) == b"hello"
         with pytest.raises(EngineUnavailable):
             await get(origin)
@@ -115,7 +115,7 @@ async def test_new_connection_is_not_replaced() -> None:
 async def test_half_an_answer_is_not_asked_for_again() -> None:
     """Once a byte of an answer came, a loss is final."""
     async with RawServer(say(OK), say_and_close(OK[:12]), say(OK)) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         assert await get(origin) == b"hello"
         with pytest.raises(EngineBroken):
             await get(origin)
@@ -125,7 +125,7 @@ async def test_half_an_answer_is_not_asked_for_again() -> None:
 async def test_idle_connection_that_is_closed_is_forgotten() -> None:
     """The engine's own keep-alive limit empties the pool without harm."""
     async with FakeEngine() as engine:
-        origin = Origin(engine.url)
+        origin = HttpOrigin(engine.url)
         for _ in range(3):
             response = await origin.send("GET", "/health", head_timeout_s=5)
             await response.body()
@@ -139,7 +139,7 @@ async def test_pool_is_bounded() -> None:
     """No more than so many idle connections are kept, the oldest go first."""
     gate = HoldGate()
     async with FakeEngine(script=Script(arrival=gate)) as engine:
-        origin = Origin(engine.url)
+        origin = HttpOrigin(engine.url)
         count = IDLE_CONNECTIONS + 5
         body = b'{"model":"demo","prompt":[1],"max_tokens":1}'
         sends = [
@@ -158,7 +158,7 @@ async def test_pool_is_bounded() -> None:
 async def test_refused() -> None:
     """Nothing listens."""
     async with RawServer() as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
     with pytest.raises(EngineUnavailable, match="no connection"):
         await get(origin)
 
@@ -166,7 +166,7 @@ async def test_refused() -> None:
 async def test_connect_timeout() -> None:
     """A peer that accepts and then does not finish the TLS handshake is given up."""
     async with RawServer() as server:
-        origin = Origin(server.url.replace("http:", "https:"), connect_timeout_s=0.05)
+        origin = HttpOrigin(server.url.replace("http:", "https:"), connect_timeout_s=0.05)
         with pytest.raises(EngineUnavailable, match="in time"):
             await get(origin)
         assert origin.open_connections == 0
@@ -175,7 +175,7 @@ async def test_connect_timeout() -> None:
 async def test_cancel_while_connecting() -> None:
     """Cancelling the caller in the middle of a handshake leaves no socket behind."""
     async with RawServer() as server:
-        origin = Origin(server.url.replace("http:", "https:"))
+        origin = HttpOrigin(server.url.replace("http:", "https:"))
         task = asyncio.create_task(get(origin))
         await server.connected()
         task.cancel()
@@ -187,7 +187,7 @@ async def test_cancel_while_connecting() -> None:
 async def test_silence() -> None:
     """An engine that says nothing is given up, and the connection is closed."""
     async with RawServer(say()) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         with pytest.raises(EngineTimeout):
             await get(origin, limit_s=0.05)
         assert origin.open_connections == 0
@@ -196,7 +196,7 @@ async def test_silence() -> None:
 async def test_body_limit() -> None:
     """An answer beyond the limit is refused, not collected."""
     async with RawServer(say(OK)) as server:
-        origin = Origin(server.url)
+        origin = HttpOrigin(server.url)
         response = await origin.send("GET", "/", head_timeout_s=5)
         with pytest.raises(EngineBroken):
             await response.body(max_bytes=4)
@@ -208,20 +208,20 @@ async def test_body_limit() -> None:
 def test_bad_url(url: str) -> None:
     """Only http and https origins are taken."""
     with pytest.raises(ValueError, match="URL"):
-        Origin(url)
+        HttpOrigin(url)
 
 
 async def test_header_with_a_line_end() -> None:
     """A value cannot add a header of its own."""
     with pytest.raises(ValueError, match="line end"):
-        await Origin("http://127.0.0.1:1").send("GET", "/", headers={"X": "a\r\nY: b"}, head_timeout_s=1)
+        await HttpOrigin("http://127.0.0.1:1").send("GET", "/", headers={"X": "a\r\nY: b"}, head_timeout_s=1)
 
 
 async def test_cancel_while_waiting_for_the_head() -> None:
     """Cancelling the caller closes the connection before the cancellation goes on."""
     gate = HoldGate()
     async with FakeEngine(script=Script(arrival=gate)) as engine:
-        origin = Origin(engine.url)
+        origin = HttpOrigin(engine.url)
         body = b'{"model":"demo","prompt":[1],"max_tokens":1}'
         task = asyncio.create_task(origin.send("POST", "/v1/completions", body, head_timeout_s=60))
         await gate.arrivals()

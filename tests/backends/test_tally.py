@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends.errors import EngineBroken, IdsMissing
-from backends.tally import Tally
+from backends.tally import IdTally
 
 
 @given(st.lists(st.integers(0, 9), max_size=9), st.integers(0, 99))
 def test_a_lost_id_is_noticed(pieces: list[int], made: int) -> None:
     """An engine that made more than came lost some; one that made as many, or tells of fewer, did not."""
-    tally = Tally()
+    tally = IdTally()
     for count in pieces:
         tally.add(count)
     if made > sum(pieces):
@@ -23,7 +23,7 @@ def test_a_lost_id_is_noticed(pieces: list[int], made: int) -> None:
 
 def test_an_end_needs_a_reason_and_ids() -> None:
     """[DONE] before the finish_reason, or after no id at all, is no proper end."""
-    tally = Tally()
+    tally = IdTally()
     with pytest.raises(EngineBroken):
         tally.end()
     tally.finish()
@@ -32,7 +32,7 @@ def test_an_end_needs_a_reason_and_ids() -> None:
     with pytest.raises(EngineBroken):
         tally.add(1)
     tally.add(0)
-    whole = Tally()
+    whole = IdTally()
     whole.add(2)
     whole.finish()
     whole.end()

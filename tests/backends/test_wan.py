@@ -10,7 +10,7 @@ import pytest
 
 from backends.wan.control import make_control
 from backends.wan.link import WanLink, WanStats
-from backends.wan.route import Route
+from backends.wan.route import WanRoute
 from tests.backends.bridge.commands import run_command
 
 PATIENCE_S = 10
@@ -84,7 +84,7 @@ async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: 
 
 async def test_delay_adds_to_the_round_trip() -> None:
     """A small message takes the delay once each way, and not much more."""
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=100, delay_ms=25) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=100, delay_ms=25) as wan:
         async with connect(wan) as (reader, writer):
             times_s = [await ask(reader, writer) for _ in range(5)]
     assert 0.05 <= min(times_s) < 0.1
@@ -93,7 +93,7 @@ async def test_delay_adds_to_the_round_trip() -> None:
 @pytest.mark.parametrize("delay_ms", [0, 40])
 async def test_rate_holds_whatever_the_delay(delay_ms: float) -> None:
     """Bulk takes size over rate, plus one delay each way."""
-    async with serve(pour) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=40, delay_ms=delay_ms) as wan:
+    async with serve(pour) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=40, delay_ms=delay_ms) as wan:
         async with connect(wan) as (reader, writer):
             start_s = time.monotonic()
             writer.write(b"2500000\n")
@@ -106,7 +106,7 @@ async def test_rate_holds_whatever_the_delay(delay_ms: float) -> None:
 async def test_connections_share_one_rate() -> None:
     """Two routes together get the link's rate once, and about half each."""
     async with serve(pour) as port:
-        routes = [Route("127.0.0.1", port), Route("127.0.0.1", port)]
+        routes = [WanRoute("127.0.0.1", port), WanRoute("127.0.0.1", port)]
         async with WanLink(routes, rate_mbit=40, delay_ms=1) as wan:
             async with connect(wan, 0) as (one, ask_one), connect(wan, 1) as (two, ask_two):
                 start_s = time.monotonic()
@@ -124,7 +124,7 @@ async def test_connections_share_one_rate() -> None:
 async def test_a_small_message_is_not_stuck_behind_bulk() -> None:
     """While another connection keeps the link full, a small message takes a few milliseconds more than alone."""
     async with serve(pour) as bulk, serve(echo) as small:
-        routes = [Route("127.0.0.1", bulk), Route("127.0.0.1", small)]
+        routes = [WanRoute("127.0.0.1", bulk), WanRoute("127.0.0.1", small)]
         async with WanLink(routes, rate_mbit=20, delay_ms=5) as wan:
             async with connect(wan, 0) as (reader, writer), connect(wan, 1) as (pong, ping):
                 writer.write(b"50000000\n")
@@ -135,7 +135,7 @@ async def test_a_small_message_is_not_stuck_behind_bulk() -> None:
 
 async def test_the_directions_do_not_share() -> None:
     """Bulk one way does not slow bulk the other way."""
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=40, delay_ms=1) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=40, delay_ms=1) as wan:
         async with connect(wan) as (reader, writer):
             start_s = time.monotonic()
             writer.write(bytes(2_500_000))
@@ -147,7 +147,7 @@ async def test_the_directions_do_not_share() -> None:
 async def test_bytes_arrive_as_they_were() -> None:
     """What crosses is what was sent, in order, to the last byte, and then the end."""
     payload = bytes(range(256)) * 2000
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=400, delay_ms=1) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=400, delay_ms=1) as wan:
         async with connect(wan) as (reader, writer):
             writer.write(payload)
             writer.write_eof()
@@ -156,7 +156,7 @@ async def test_bytes_arrive_as_they_were() -> None:
 
 async def test_a_stall_keeps_connections() -> None:
     """During a stall nothing crosses and nothing breaks; afterwards all arrives."""
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
         async with connect(wan) as (reader, writer):
             await ask(reader, writer)
             wan.stall(True)
@@ -171,7 +171,7 @@ async def test_a_stall_keeps_connections() -> None:
 
 async def test_a_cut_breaks_and_refuses_until_healed() -> None:
     """A cut ends every connection at once and takes no new one; healed, it does."""
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
         async with connect(wan) as (reader, writer):
             await ask(reader, writer)
             wan.cut()
@@ -188,7 +188,7 @@ async def test_a_cut_breaks_and_refuses_until_healed() -> None:
 
 async def test_a_cut_for_a_time_heals_by_itself() -> None:
     """A cut of a given length ends when it is over."""
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
         wan.cut(for_s=0.05)
         assert wan.stats().cut
         async with asyncio.timeout(PATIENCE_S):
@@ -212,7 +212,7 @@ async def test_a_client_that_leaves_ends_the_targets_connection() -> None:
         finally:
             ended.set()
 
-    async with serve(endless) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=20, delay_ms=5) as wan:
+    async with serve(endless) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=20, delay_ms=5) as wan:
         async with connect(wan) as (reader, _):
             await reader.readexactly(100_000)
             before = wan.stats().from_target_bytes
@@ -226,7 +226,7 @@ async def test_a_target_that_is_away() -> None:
     """When the target cannot be reached the client's connection breaks."""
     async with serve(echo) as port:
         pass
-    async with WanLink([Route("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
+    async with WanLink([WanRoute("127.0.0.1", port)], rate_mbit=100, delay_ms=1) as wan:
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
             async with connect(wan) as (reader, writer):
                 await ask(reader, writer)
@@ -235,7 +235,7 @@ async def test_a_target_that_is_away() -> None:
 async def test_a_receiver_that_does_not_read_holds_back_its_sender() -> None:
     """Bytes that nobody takes stay with the sender rather than in the relay, and do not hinder others."""
     async with serve(pour) as bulk, serve(echo) as other:
-        routes = [Route("127.0.0.1", bulk), Route("127.0.0.1", other)]
+        routes = [WanRoute("127.0.0.1", bulk), WanRoute("127.0.0.1", other)]
         async with WanLink(routes, rate_mbit=1000, delay_ms=0) as wan:
             async with connect(wan, 0) as (reader, writer), connect(wan, 1) as (pong, ping):
                 reader._transport.pause_reading()  # type: ignore[attr-defined]
@@ -247,7 +247,7 @@ async def test_a_receiver_that_does_not_read_holds_back_its_sender() -> None:
 
 async def test_rate_and_delay_can_be_changed() -> None:
     """Changes hold at once for connections that exist; nonsense is refused."""
-    async with serve(echo) as port, WanLink([Route("127.0.0.1", port)], rate_mbit=100, delay_ms=60) as wan:
+    async with serve(echo) as port, WanLink([WanRoute("127.0.0.1", port)], rate_mbit=100, delay_ms=60) as wan:
         async with connect(wan) as (reader, writer):
             assert await ask(reader, writer) >= 0.12
             wan.set(delay_ms=1)
@@ -261,7 +261,7 @@ async def test_rate_and_delay_can_be_changed() -> None:
 
 async def test_control() -> None:
     """The HTTP control tells the state and changes it; malformed orders are refused and change nothing."""
-    async with WanLink([Route("127.0.0.1", 9)], rate_mbit=40, delay_ms=15) as wan:
+    async with WanLink([WanRoute("127.0.0.1", 9)], rate_mbit=40, delay_ms=15) as wan:
         transport = httpx.ASGITransport(make_control(wan))
         async with httpx.AsyncClient(transport=transport, base_url="http://wan") as client:
 

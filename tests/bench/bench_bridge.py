@@ -12,7 +12,7 @@ import redis.asyncio
 
 from backends.bridge.client import BridgePath
 from backends.bridge.keys import DIALECTS, KeyRequest
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 from backends.types import TransferRequest
 from tests.backends.bridge.commands import run_command, through
 from tests.valkey import run_valkey
@@ -46,7 +46,7 @@ async def measure(rate_mbit: int) -> tuple[float, float]:
     token_ids = [index % 50_000 for index in range(chunks * CHUNK_TOKENS)]
     async with run_valkey() as store_a, run_valkey() as store_b:
         await fill(store_a, "bench", token_ids)
-        target = f"127.0.0.1:{Address.parse(store_a).port}"
+        target = f"127.0.0.1:{StoreAddress.parse(store_a).port}"
         async with (
             run_command(
                 "backends.wan.command",

@@ -14,9 +14,8 @@ from gateway.control.fleet.learning import Learning
 from gateway.control.fleet.links import Link, Links
 from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.control.fleet.sessions import Sessions
-from gateway.index.mirror import Delta, Mirror
-from gateway.index.types import Hit
-from gateway.index.types import InstanceSpec as CacheSpec
+from gateway.index.mirror import CacheDelta, Mirror
+from gateway.index.types import CacheHit, CacheSpec
 from gateway.relay.align import Aligner
 from gateway.relay.service import ModelFacts, RelayService
 from gateway.relay.types import GenerationRequest
@@ -49,7 +48,7 @@ class HashedIndex(KnownIndex):
 
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
-    ) -> dict[str, Hit]:
+    ) -> dict[str, CacheHit]:
         """See ``PrefixIndex.lookup``."""
         return self._mirror.hits(model, self._keys, len(token_ids))
 
@@ -62,7 +61,7 @@ def build_index(rng: random.Random) -> HashedIndex:
         spec = CacheSpec(name_of(role, number), MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
         mirror.admit(spec)
         others = [rng.getrandbits(64) for _ in range(OTHER_BLOCKS)]
-        mirror.apply(spec.id, 0, Delta(device=keys[: rng.randrange(BLOCKS)] + others))
+        mirror.apply(spec.id, 0, CacheDelta(device=keys[: rng.randrange(BLOCKS)] + others))
         mirror.set_known(spec.id, True)
     return HashedIndex(mirror, keys)
 

@@ -13,11 +13,11 @@ from backends.kv_events import decode_batch
 from backends.kv_subscriber import EventSource
 from gateway.index.engine_blocks import Change
 from gateway.index.ingest import IngestTimes
-from gateway.index.mirror import Delta, Mirror
+from gateway.index.mirror import CacheDelta, Mirror
 from gateway.index.residency import Residency
 from gateway.index.shared import RedisIndex
 from gateway.index.store import ModelStore, StoreLimits
-from gateway.index.types import InstanceSpec
+from gateway.index.types import CacheSpec
 from tests.gateway.index.publisher import encode_batch, stored
 from tests.valkey import run_valkey
 
@@ -57,10 +57,10 @@ def _measure_lookup(prompt: "array[int]", rng: random.Random) -> float:
     mirror = Mirror(time.monotonic, lambda: None)
     keys = hash_blocks(prompt, _SEED)
     for number in range(_INSTANCES):
-        spec = InstanceSpec(f"i{number}", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
+        spec = CacheSpec(f"i{number}", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
         mirror.admit(spec)
         others = [rng.getrandbits(64) for _ in range(16_000)]
-        mirror.apply(spec.id, 0, Delta(device=keys[: rng.randrange(len(keys))] + others))
+        mirror.apply(spec.id, 0, CacheDelta(device=keys[: rng.randrange(len(keys))] + others))
         mirror.set_known(spec.id, True)
     return _median_us(lambda: mirror.hits(_MODEL, keys, len(prompt)))
 
@@ -68,7 +68,7 @@ def _measure_lookup(prompt: "array[int]", rng: random.Random) -> float:
 def _measure_ingest(rng: random.Random) -> float:
     """Decode, chain and mirror batches of one event with 8 blocks each; blocks per second of one core."""
     mirror = Mirror(time.monotonic, lambda: None)
-    mirror.admit(InstanceSpec("i0", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),)))
+    mirror.admit(CacheSpec("i0", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),)))
     residency = Residency(lambda lora, salt: _SEED, Counter())
     payloads = []
     for first in range(0, _EVENT_BLOCKS, 8):
@@ -85,9 +85,7 @@ def _measure_ingest(rng: random.Random) -> float:
 
 async def _measure_warm_start(rng: random.Random) -> float:
     """Time from the construction of an index until its mirror holds the million blocks that Redis has."""
-    specs = [
-        InstanceSpec(f"i{number}", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),)) for number in range(8)
-    ]
+    specs = [CacheSpec(f"i{number}", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),)) for number in range(8)]
     share = _WARM_BLOCKS // len(specs)
     async with run_valkey() as url:
         writer = RedisIndex(url, prefix="bench")
@@ -97,7 +95,7 @@ async def _measure_warm_start(rng: random.Random) -> float:
             gen = await store.open(spec, "writer")
             assert gen is not None
             await store.publish(
-                spec, "writer", gen, 0, Change(Delta(device=[rng.getrandbits(64) for _ in range(share)]))
+                spec, "writer", gen, 0, Change(CacheDelta(device=[rng.getrandbits(64) for _ in range(share)]))
             )
             await store.set_known(spec, "writer", gen, True)
         await writer.aclose()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.index.ingest import IngestTimes
-from gateway.index.types import Hit, InstanceSpec, PrefixIndex
+from gateway.index.types import CacheHit, CacheSpec, PrefixIndex
 from tests.gateway.index.publisher import CLEARED, Publisher, encode_batch, removed, run_publisher, stored
 
 MODEL = "qwen"
@@ -61,11 +61,11 @@ class Rig:
     ) -> Publisher:
         """Start a publisher and track it as an instance; a subscription has arrived when this returns."""
         publisher = await self.resources.enter_async_context(run_publisher(replay=replay, buffer_steps=buffer_steps))
-        self.index.add_instance(InstanceSpec(instance_id, MODEL, block_size, (publisher.source,)))
+        self.index.add_instance(CacheSpec(instance_id, MODEL, block_size, (publisher.source,)))
         await publisher.wait_for_subscriber()
         return publisher
 
-    def hit(self, instance_id: str = "md1", prompt: Sequence[int] = PROMPT, **names: str) -> Hit:
+    def hit(self, instance_id: str = "md1", prompt: Sequence[int] = PROMPT, **names: str) -> CacheHit:
         """Look one instance's hit up."""
         return self.index.lookup(MODEL, prompt, **names)[instance_id]
 
@@ -90,7 +90,7 @@ class IndexSuite:
         engine = await rig.publisher()
         await engine.publish(stored(HASHES[:4], PROMPT[:64]), stored(HASHES[4:5], PROMPT[64:80], parent=4))
         await rig.until_tokens(80)
-        assert rig.hit() == Hit(80, 80, 80, predicted=False)
+        assert rig.hit() == CacheHit(80, 80, 80, predicted=False)
         assert rig.hit(prompt=[7, *PROMPT]).tokens == 0
 
     async def test_instance_without_history_is_unknown(self, rig: Rig) -> None:
@@ -100,13 +100,13 @@ class IndexSuite:
         await engine.publish(stored([99], range(16)), lost=True)
         await engine.publish(stored(HASHES[:2], PROMPT[:32]))
         await rig.changes.until(lambda: rig.hit().at_least_tokens == 32)
-        assert rig.hit() == Hit(None, None, 32, predicted=False)
+        assert rig.hit() == CacheHit(None, None, 32, predicted=False)
 
     async def test_history_is_replayed_at_the_start(self, rig: Rig) -> None:
         """Events from before the index was there come from the engine's replay buffer."""
         publisher = await rig.resources.enter_async_context(run_publisher())
         await publisher.publish(stored(HASHES[:3], PROMPT[:48]), lost=True)
-        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (publisher.source,)))
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, (publisher.source,)))
         await rig.until_tokens(48)
 
     async def test_idle_engine_is_known_to_be_empty(self, rig: Rig) -> None:
@@ -244,12 +244,12 @@ class IndexSuite:
         engine = await rig.publisher()
         await engine.publish(stored(HASHES[:2], PROMPT[:32]))
         await rig.until_tokens(32)
-        spec = InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id="one")
+        spec = CacheSpec("md1", MODEL, 16, (engine.source,), boot_id="one")
         rig.index.add_instance(spec)
         assert rig.hit().tokens == 32
         engine.restart()
-        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id="two"))
-        assert rig.hit() == Hit(None, None, 0, predicted=False)
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, (engine.source,), boot_id="two"))
+        assert rig.hit() == CacheHit(None, None, 0, predicted=False)
         await rig.until_tokens(0)
         await engine.publish(stored(HASHES[:1], PROMPT[:16]))
         await rig.until_tokens(16)
@@ -257,12 +257,12 @@ class IndexSuite:
     async def test_events_of_the_old_process_do_not_come_back(self, rig: Rig) -> None:
         """Events of the earlier engine process that were still queued are not taken for the new one's."""
         engine = await rig.publisher()
-        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id="one"))
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, (engine.source,), boot_id="one"))
         await rig.until_tokens(0)
         for number in range(500):
             await engine.publish(stored([number], [number, *PROMPT[1:16]]))
         engine.restart()
-        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id="two"))
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, (engine.source,), boot_id="two"))
         await engine.wait_for_subscriber()
         await engine.publish(stored([1], PROMPT[:16]))
         await rig.until_tokens(16)
@@ -338,7 +338,7 @@ class IndexSuite:
     async def test_ranks_have_sequences_of_their_own(self, rig: Rig) -> None:
         """Two ranks on one port count apart; an instance's hit is its best rank's."""
         engine = await rig.resources.enter_async_context(run_publisher(replay=False))
-        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), dp_size=2))
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, (engine.source,), dp_size=2))
         await engine.wait_for_subscriber()
         batches = {0: [stored([1], PROMPT[:16])], 1: [stored([1, 2], PROMPT[:32])]}
         for rank, events in batches.items():
@@ -350,12 +350,12 @@ class IndexSuite:
 
     async def test_engine_without_events_is_predicted(self, rig: Rig) -> None:
         """What was routed to an instance without events counts, marked as predicted, until its time is over."""
-        rig.index.add_instance(InstanceSpec("p1", MODEL, 64))
+        rig.index.add_instance(CacheSpec("p1", MODEL, 64))
         rig.index.note_routed("p1", MODEL, PROMPT)
         rig.index.note_routed("p1", MODEL, range(40), salt="tenant-a")
         rig.index.note_routed("nobody", MODEL, PROMPT)
         await rig.changes.until(lambda: rig.hit("p1").tokens == 128)
-        assert rig.hit("p1") == Hit(128, 128, 128, predicted=True)
+        assert rig.hit("p1") == CacheHit(128, 128, 128, predicted=True)
         assert rig.hit("p1", prompt=range(40)).tokens == 0
         rig.clock.now_s += rig.predicted_ttl_s / 2
         rig.index.note_routed("p1", MODEL, PROMPT[:65])
@@ -374,8 +374,8 @@ class IndexSuite:
 
     async def test_models_are_apart(self, rig: Rig) -> None:
         """A lookup names only the instances of its model."""
-        rig.index.add_instance(InstanceSpec("p1", MODEL, 16))
-        rig.index.add_instance(InstanceSpec("x1", "other", 16))
+        rig.index.add_instance(CacheSpec("p1", MODEL, 16))
+        rig.index.add_instance(CacheSpec("x1", "other", 16))
         rig.index.note_routed("x1", "other", PROMPT)
         await rig.changes.until(lambda: rig.index.lookup("other", PROMPT)["x1"].tokens == 160)
         assert set(rig.index.lookup(MODEL, PROMPT)) == {"p1"}

@@ -19,7 +19,7 @@ from backends.generate import GENERATE_PATH, encode_generate
 from backends.kv_subscriber import EventSource, EventSubscriber
 from backends.reference.demo_model import MODEL_DIR
 from backends.types import LegRequest, Sampling
-from gateway.demo.cluster import MODEL, Cluster, Plan, run_cluster
+from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, run_cluster
 from tests.contract.prompts import CHUNK_TOKENS, MODEL_PATH, PROMPT, RECORDINGS, SALT, SALTED
 from tests.e2e.kit import VllmKit
 from tests.integration.regions import eventually
@@ -30,7 +30,9 @@ STORE_PATIENCE_S = 20.0
 
 async def main(venv: Path, out: Path) -> None:
     """Start one engine with its LMCache server, and write what they answer into ``out``."""
-    plan = Plan(MODEL_DIR, 1000.0, 0.0, counts=(1, 0, 0), kit=VllmKit(venv / "bin" / "python", MODEL_DIR, CHUNK_TOKENS))
+    plan = ClusterPlan(
+        MODEL_DIR, 1000.0, 0.0, counts=(1, 0, 0), kit=VllmKit(venv / "bin" / "python", MODEL_DIR, CHUNK_TOKENS)
+    )
 
     def write(name: str, data: bytes) -> None:
         (out / name).write_bytes(data.replace(str(MODEL_DIR).encode(), MODEL_PATH.encode()))

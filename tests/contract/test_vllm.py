@@ -14,12 +14,12 @@ from starlette.routing import Route
 from backends.completions import CompletionDecoder, parse_chunk
 from backends.errors import EngineRejected, IdsMissing
 from backends.hashing import chain_seed, hash_blocks
-from backends.kv_events import Stored, decode_batch
+from backends.kv_events import BlocksStored, decode_batch
 from backends.refusals import refusal
 from backends.sse import SseParser
 from backends.types import Capabilities, LegChunk
 from backends.vllm import VllmEngine
-from gateway.demo.cluster import EventSource
+from gateway.demo.cluster import EngineEvents
 from gateway.index.residency import Residency
 from tests.contract.prompts import BLOCK_TOKENS, PROMPT, RECORDINGS, SALT, SALTED
 from tests.fakes.server import AppServer
@@ -168,7 +168,7 @@ async def test_load(engine: VllmEngine) -> None:
 
 def test_event_sources() -> None:
     """Discovery names the source of rank 0 with its replay."""
-    found = msgspec.json.decode((RECORDINGS / "kv_event_sources.json").read_bytes(), type=dict[str, EventSource])
+    found = msgspec.json.decode((RECORDINGS / "kv_event_sources.json").read_bytes(), type=dict[str, EngineEvents])
     assert list(found) == ["0"] and found["0"].endpoint and found["0"].replay_endpoint
 
 
@@ -177,7 +177,7 @@ def test_event_frames() -> None:
     assert [frame.sequence for frame in FRAMES] == list(range(FRAMES[0].sequence, FRAMES[0].sequence + len(FRAMES)))
     batches = [decode_batch(bytes.fromhex(frame.payload)) for frame in FRAMES]
     assert not any(batch.skipped for batch in batches)
-    stored = [event for batch in batches for event in batch.events if isinstance(event, Stored)]
+    stored = [event for batch in batches for event in batch.events if isinstance(event, BlocksStored)]
     assert {event.block_size for event in stored} == {BLOCK_TOKENS}
     assert stored[0].parent is None and list(stored[0].token_ids) == PROMPT[: len(stored[0].token_ids)]
     assert any(event.extra_keys and [SALT] in event.extra_keys for event in stored)

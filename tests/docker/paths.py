@@ -8,14 +8,14 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from backends.bridge.mover import Mover
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 from backends.bridge.server import make_app
-from backends.bridge.types import Limits
-from backends.reference.server import Server
+from backends.bridge.types import BridgeLimits
+from backends.reference.server import EngineServer
 from backends.wan.control import make_control
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from tests.fakes.answers import ScriptedGenerator
 from tests.gateway.api.access import make_access
 
@@ -39,8 +39,8 @@ def served_paths() -> dict[str, frozenset[str]]:
     )
     apps = {
         "serve": build_app(state),
-        "serve admin": build_admin_app(state.pages, Door(is_open=True)),
-        "engine": Server(nothing, nothing, nothing, nothing).app(),
+        "serve admin": build_admin_app(state.pages, AdminAuth(is_open=True)),
+        "engine": EngineServer(nothing, nothing, nothing, nothing).app(),
         "wan": make_control(nothing),
         "bridge": asyncio.run(_bridge()),
     }
@@ -48,8 +48,8 @@ def served_paths() -> dict[str, frozenset[str]]:
 
 
 async def _bridge() -> Starlette:
-    address = Address("127.0.0.1", 6379)
-    return make_app(Mover(address, address, Limits()))
+    address = StoreAddress("127.0.0.1", 6379)
+    return make_app(Mover(address, address, BridgeLimits()))
 
 
 def _paths(app: Starlette) -> list[str]:

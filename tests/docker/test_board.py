@@ -12,9 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from backends.bridge.metrics import BridgeMetrics
 from backends.bridge.mover import Mover
-from backends.bridge.resp import Address
-from backends.bridge.types import Limits
-from backends.reference.metrics import Metrics as EngineMetrics
+from backends.bridge.resp import StoreAddress
+from backends.bridge.types import BridgeLimits
+from backends.reference.metrics import EngineMetrics
 from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.telemetry.metrics import Metrics
@@ -81,8 +81,8 @@ def read_metrics() -> dict[str, set[str]]:
 
 
 async def _bridge_page() -> bytes:
-    address = Address("127.0.0.1", 6379)
-    return BridgeMetrics(Mover(address, address, Limits())).render()
+    address = StoreAddress("127.0.0.1", 6379)
+    return BridgeMetrics(Mover(address, address, BridgeLimits())).render()
 
 
 @pytest.mark.parametrize("panel", read_board().panels, ids=lambda panel: panel.title)

@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from backends.reference.demo_model import MODEL_DIR
-from gateway.demo.cluster import Plan, run_cluster
+from gateway.demo.cluster import ClusterPlan, run_cluster
 from tests.e2e.kit import RATE_MBIT, NixlKit
 from tests.integration.regions import RELAYED, Regions, eventually, in_eager, open_front
 
@@ -29,7 +29,7 @@ ANSWER_TOKENS = 200
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def lending(python: Path) -> AsyncIterator[Regions]:
     """One P, one RLD, one MD, which lend each other KV."""
-    plan = Plan(MODEL_DIR, rate_mbit=RATE_MBIT, delay_ms=15.0, kit=NixlKit(python))
+    plan = ClusterPlan(MODEL_DIR, rate_mbit=RATE_MBIT, delay_ms=15.0, kit=NixlKit(python))
     changes = {"links": [LINK], "rules": RELAYED}
     async with run_cluster(plan, lambda _: None) as cluster, open_front(cluster, changes) as regions:
         async with regions.ask(words=100, tokens=8) as asked:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from gateway.demo.cluster import MODEL
-from gateway.demo.scenarios import Stage, run_alone, run_scenarios
+from gateway.demo.scenarios import ScenarioStage, run_alone, run_scenarios
 from tests.integration.regions import ANSWER_TOKENS, RELAYED, Regions, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -28,7 +28,7 @@ SINGULAR: dict[str, Any] = RELAYED | {
 
 async def test_scenarios_give_one_engines_ids_and_the_promised_figures(whole: Regions) -> None:
     """Naive, one-shot, catch-up and a second turn: exact ids; the relay's first token does not wait for the WAN."""
-    stage = Stage(whole.cluster, whole.gateway, whole.base_url, lambda name: None)
+    stage = ScenarioStage(whole.cluster, whole.gateway, whole.base_url, lambda name: None)
     runs = await run_scenarios(stage, WORDS, TOKENS)
     naive, relay, second = runs["naive"], runs["catch_up"], runs["second_turn"]
     figures = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gateway.index.types import Hit, IndexStats, InstanceSpec
+from gateway.index.types import CacheHit, CacheSpec, IndexStats
 
 
 class KnownIndex:
@@ -15,7 +15,7 @@ class KnownIndex:
     async def start(self) -> None:
         """Nothing to follow."""
 
-    def add_instance(self, spec: InstanceSpec) -> None:
+    def add_instance(self, spec: CacheSpec) -> None:
         """Nothing to track."""
 
     def remove_instance(self, instance_id: str) -> None:
@@ -24,10 +24,10 @@ class KnownIndex:
 
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
-    ) -> dict[str, Hit]:
+    ) -> dict[str, CacheHit]:
         """Say what the test has set."""
         return {
-            id_: Hit(tokens=tokens, device_tokens=tokens, at_least_tokens=tokens, predicted=False)
+            id_: CacheHit(tokens=tokens, device_tokens=tokens, at_least_tokens=tokens, predicted=False)
             for id_, tokens in self.hits.items()
         }
 

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from backends.types import LegRequest
-from gateway.control.documents.live import Refused
+from gateway.control.documents.live import DocumentsRefused
 from gateway.control.documents.store import Document
 from gateway.control.fleet.pools import Instance
 from gateway.fleet_settings import BadSettings, EngineSettings
-from gateway.relay.cast import Cast
+from gateway.relay.cast import Failover
 from gateway.relay.service import store_id
 from gateway.relay.types import GenerationRequest
 from gateway.settings import parse_settings
@@ -138,7 +138,7 @@ async def test_drained_engine_ends_what_was_given_to_it() -> None:
         assert rig.offered == ["p1", "rld1"]
         pools = rig.topology.pools
         request = GenerationRequest("r", MODEL, [1], 5)
-        cast = Cast(Direct("p1", "md1", "same_region"), request, None, pools, FixedRng())
+        cast = Failover(Direct("p1", "md1", "same_region"), request, None, pools, FixedRng())
         assert cast.pick(Role.MD) is pools["md1"]
         assert await run_leg(pools["md1"]) == 5
         rig.apply()
@@ -173,7 +173,7 @@ async def test_bad_document_changes_nothing(body: Any, reason: str) -> None:
     async with open_rig() as rig:
         before = [*rig.topology.pools.instances, rig.topology.links.get("a", "b")]
         text = msgspec.json.encode(body).decode()
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(DocumentsRefused, match=reason):
             rig.topology.apply([Document(TOPOLOGY, FLEET, 1, 1, 0, "ann", text)])
         assert [*rig.topology.pools.instances, rig.topology.links.get("a", "b")] == before
         assert rig.offered == ["p1", "rld1", "md1"]

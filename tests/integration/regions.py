@@ -17,7 +17,7 @@ from backends.reference.demo_model import MODEL_DIR
 from backends.reference.demo_model.prompts import long_prompt
 from backends.serving import bind, serve
 from gateway.app import Gateway, open_gateway
-from gateway.demo.cluster import MODEL, Cluster, EngineKit, Plan, ReferenceKit, bridge_child, run_cluster
+from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, EngineKit, ReferenceKit, bridge_child, run_cluster
 from gateway.demo.command import kv_bytes_per_token
 from gateway.demo.scenarios import run_alone
 from gateway.settings import parse_settings
@@ -198,7 +198,7 @@ async def open_regions(
     counts: tuple[int, int, int], rules: dict[str, Any], rate_mbit: float = 10.0, kit: EngineKit | None = None
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block; reference engines if no other kit is given."""
-    plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
+    plan = ClusterPlan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
     async with run_cluster(plan, lambda _: None) as cluster, open_front(cluster, {"rules": rules}) as regions:
         yield regions
 

@@ -18,7 +18,7 @@ import redis.asyncio
 from gateway.control.documents.rulebook import RULES
 from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantRecord
-from gateway.control.tenants.keys import Key, KeyRecord, hash_key, make_key
+from gateway.control.tenants.keys import ApiKey, KeyRecord, hash_key, make_key
 from gateway.demo.processes import Child, pdd
 from gateway.redis_client import connect
 from tests.fakes.script import Script
@@ -69,7 +69,7 @@ class Tenant:
     """One tenant's client."""
 
     pair: Pair
-    key: Key
+    key: ApiKey
 
     async def ask(self, gateway: int, **changes: Any) -> httpx.Response:
         """Send one completion."""

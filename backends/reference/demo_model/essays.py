@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from backends.reference.demo_model.words import ANIMALS, PLACES, Decks, fill
 
-Stage = Sequence[str]
+EssayStage = Sequence[str]
 """Sentence templates that say the same step of an essay in different ways; an essay takes one of them."""
 
-_PLACE: Sequence[Stage] = (
+_PLACE: Sequence[EssayStage] = (
     (
         "{The} is a {quality} place in the {direction} of {village}, near the {land}.",
         "{The} lies between a {quality} {land} and the {colour} houses of {village}.",
@@ -31,7 +31,7 @@ _PLACE: Sequence[Stage] = (
     ),
 )
 
-_ANIMAL: Sequence[Stage] = (
+_ANIMAL: Sequence[EssayStage] = (
     (
         "{The} is a {quality} animal that lives near the {land} in the {direction} of {village}.",
         "{The} of {village} is {quality} and {quality}, and everybody at the {land} knows it.",
@@ -49,7 +49,7 @@ _ANIMAL: Sequence[Stage] = (
     ),
 )
 
-_THING: Sequence[Stage] = (
+_THING: Sequence[EssayStage] = (
     (
         "{The} of {village} is {quality} and {colour}, and people talk about it in the whole {land}.",
         "Everyone in {village} knows {the}, for it is {quality} and nobody has seen a more {quality} one.",
@@ -67,7 +67,7 @@ _THING: Sequence[Stage] = (
     ),
 )
 
-_COMMON: Sequence[Stage] = (
+_COMMON: Sequence[EssayStage] = (
     (
         "{Hero} comes to {the} every {day} because a {job} needs to be {quality} and {quality}.",
         "{Hero}, the {job}, has cared for {the} since a {weather} day in {month}.",
@@ -145,7 +145,7 @@ _HEAD = "Let me tell you about the {}."
 """Which essay to give is then a matter of copying one word; the rest follows from the word."""
 
 
-def _specific(topic: str) -> Sequence[Stage]:
+def _specific(topic: str) -> Sequence[EssayStage]:
     if topic in PLACES:
         return _PLACE
     return _ANIMAL if topic in ANIMALS else _THING

@@ -29,7 +29,7 @@ _HEAD_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class TrainingSchedule:
     """How long to train, and on how much at a time."""
 
     steps: int = 480
@@ -123,12 +123,12 @@ def _loss(logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> tor
     return (each * weight).sum() / weight.sum()
 
 
-def _rate(step: int, schedule: Schedule) -> float:
+def _rate(step: int, schedule: TrainingSchedule) -> float:
     warm = min(1.0, (step + 1) / schedule.warmup_steps)
     return schedule.peak_rate * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / schedule.steps)))
 
 
-def train(tokenizer: Tokenizer, seed: int, schedule: Schedule) -> Qwen3ForCausalLM:
+def train(tokenizer: Tokenizer, seed: int, schedule: TrainingSchedule) -> Qwen3ForCausalLM:
     """Train a new model from the seed; float32, on CPU."""
     torch.manual_seed(seed)
     model = new_model(tokenizer)

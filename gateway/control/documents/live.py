@@ -20,7 +20,7 @@ from uuid import uuid4
 import redis.asyncio
 from redis.exceptions import RedisError
 
-from gateway.control.documents.store import Ack, Changes, Document, DocumentStore, Key, Refusal
+from gateway.control.documents.store import Ack, Changes, Document, DocumentKey, DocumentStore, Refusal
 from gateway.failure import reason_of
 from gateway.redis_client import connect
 from gateway.tasks import TaskSet
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = (0.05, 1.0)
 
 
-class Refused(Exception):
+class DocumentsRefused(Exception):
     """A set of documents cannot be applied because of the one with ``name`` (empty: because of all together)."""
 
     def __init__(self, name: str, reason: str) -> None:
@@ -47,9 +47,9 @@ Apply = Callable[[Sequence[Document]], None]
 class _Reader:
     kinds: tuple[str, ...]
     apply: Apply
-    applied: dict[Key, Document] | None = None
+    applied: dict[DocumentKey, Document] | None = None
     """What was applied last; None: nothing yet."""
-    refused: dict[Key, Document] | None = None
+    refused: dict[DocumentKey, Document] | None = None
     refusal: Refusal | None = None
 
 
@@ -80,7 +80,7 @@ class LiveDocuments:
         self._process = uuid4().hex
         self._host = socket.gethostname()
         self._readers: list[_Reader] = []
-        self._documents: dict[Key, Document] = {}
+        self._documents: dict[DocumentKey, Document] = {}
         self._tasks = TaskSet()
         self._due = asyncio.Event()
         self._contact_s: float | None = None
@@ -215,7 +215,7 @@ class LiveDocuments:
             return
         try:
             reader.apply([one for one in state.values() if not one.deleted])
-        except Refused as error:
+        except DocumentsRefused as error:
             reader.refused = state
             reader.refusal = Refusal(reader.kinds, error.name, error.reason, self.revision)
             self._on_refusal(reader.refusal)

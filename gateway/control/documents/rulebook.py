@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.control.documents.live import Refused
+from gateway.control.documents.live import DocumentsRefused
 from gateway.control.documents.store import Document
 from gateway.failure import GenerationFailed
 from policies.rule_documents import DEFAULT, TenantRules, build_rules
@@ -68,4 +68,4 @@ def _build(name: str, *layers: Any) -> TenantRules:
     try:
         return build_rules(*layers)
     except BadRules as error:
-        raise Refused(name, str(error)) from None
+        raise DocumentsRefused(name, str(error)) from None

@@ -25,7 +25,7 @@ _KIND = re.compile(r"[a-z][a-z_]{0,31}")
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
 _PACKED = msgspec.msgpack.Decoder(tuple[int, int, int, str, str])
 
-Key = tuple[str, str]
+DocumentKey = tuple[str, str]
 """Kind and name."""
 
 
@@ -50,7 +50,7 @@ class Document:
     body: str
 
     @property
-    def key(self) -> Key:
+    def key(self) -> DocumentKey:
         """Kind and name."""
         return self.kind, self.name
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from backends.errors import BackendError
-from gateway.control.fleet.canary import Crossing, answers_alike, find_leaks, make_prompt
+from gateway.control.fleet.canary import CanaryPath, answers_alike, find_leaks, make_prompt
 from gateway.control.fleet.pools import Instance, Pools
 from gateway.failure import reason_of
 from gateway.tasks import end_task
@@ -38,7 +38,7 @@ class CanaryWatch:
         self,
         models: Mapping[str, ServedModel],
         pools: Pools,
-        find_crossing: Callable[[str, Instance, Instance], Crossing | None],
+        find_crossing: Callable[[str, Instance, Instance], CanaryPath | None],
         chunk_tokens: Callable[[], int],
         interval_s: float,
         metrics: Metrics,

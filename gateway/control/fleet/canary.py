@@ -26,7 +26,7 @@ _GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossing:
+class CanaryPath:
     """The KV path between the regions of a pair, and how its store names and cuts KV."""
 
     path: KvPath
@@ -43,7 +43,9 @@ def make_prompt(model: ServedModel, chunk_tokens: int) -> list[int]:
     return list(ids)
 
 
-async def answers_alike(prompt: Sequence[int], prefill: Instance, decode: Instance, crossing: Crossing | None) -> bool:
+async def answers_alike(
+    prompt: Sequence[int], prefill: Instance, decode: Instance, crossing: CanaryPath | None
+) -> bool:
     """Say whether a pair gives the ids that P gives alone. Raises BackendError or TimeoutError: nothing was learnt."""
     expected, _ = await _ask(prefill, prompt, ANSWER_TOKENS)
     if crossing is not None:
@@ -84,7 +86,7 @@ async def _ask(
     return ids, cached_tokens
 
 
-async def _move(crossing: Crossing, prompt: Sequence[int], prefill: InstanceSpec, decode: InstanceSpec) -> None:
+async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: InstanceSpec, decode: InstanceSpec) -> None:
     request = TransferRequest(
         f"canary-{uuid4().hex}",
         crossing.dialect,

@@ -6,7 +6,7 @@ from functools import partial
 
 from gateway.control.limits.fair_queue import FairQueue, Ticket
 
-Turn = asyncio.Future[bool]
+_Turn = asyncio.Future[bool]
 """True: its turn has come; False: it has to go."""
 
 
@@ -20,7 +20,7 @@ class Admission:
     def __init__(self, most_running: Callable[[], int | None], most_waiting: int, deadline_s: float) -> None:
         self._most_running = most_running
         self._deadline_s = deadline_s
-        self._queue: FairQueue[Turn] = FairQueue(most_waiting)
+        self._queue: FairQueue[_Turn] = FairQueue(most_waiting)
         self.running = 0
 
     @property
@@ -51,7 +51,7 @@ class Admission:
         self.running -= answers
         self._call_next()
 
-    async def _wait(self, ticket: Ticket[Turn]) -> bool:
+    async def _wait(self, ticket: Ticket[_Turn]) -> bool:
         may_run = False
         try:
             async with asyncio.timeout(self._deadline_s):
@@ -63,7 +63,7 @@ class Admission:
                 self._withdraw(ticket)
         return may_run
 
-    def _withdraw(self, ticket: Ticket[Turn]) -> None:
+    def _withdraw(self, ticket: Ticket[_Turn]) -> None:
         self._queue.remove(ticket)
         turn = ticket.holder
         if turn.done() and not turn.cancelled() and turn.result():
@@ -80,7 +80,7 @@ class Admission:
         return most is None or self.running < most
 
 
-class Queues:
+class AdmissionQueues:
     """An ``Admission`` for each model, so that a model that is full holds up nobody who asks for another.
 
     ``most_running``: by model. Models must be configured ones: a queue is never forgotten.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Limit = Literal["requests", "tokens", "concurrent"]
+LimitKind = Literal["requests", "tokens", "concurrent"]
 MINUTE_S = 60.0
 SLOT_WAIT_S = 1.0
 """When to come back where an answer of one's own must end first: nobody knows, so soon."""
@@ -45,7 +45,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RateLimitStatus:
     """How a tenant stands; None: it has no such limit."""
 
     requests: Left | None = None
@@ -53,16 +53,16 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RateVerdict:
     """Whether a request may run; ``refused_by`` None: it may. ``retry_after_s``: when to ask again."""
 
-    standing: Standing
-    refused_by: Limit | None = None
+    standing: RateLimitStatus
+    refused_by: LimitKind | None = None
     retry_after_s: float = 0.0
 
 
 @dataclass(slots=True)
-class Bucket:
+class TokenBucket:
     """What is left of a limit per minute at a time; below 0 after a debt."""
 
     level: float
@@ -83,45 +83,45 @@ class Bucket:
 class Meter:
     """One tenant's buckets where only this process counts; the shared ones are in ``limits``, in Lua."""
 
-    requests: Bucket | None = None
-    tokens: Bucket | None = None
+    requests: TokenBucket | None = None
+    tokens: TokenBucket | None = None
 
-    def ask(self, rates: Rates, reserved_tokens: int, running: int, now_s: float) -> Verdict:
+    def ask(self, rates: Rates, reserved_tokens: int, running: int, now_s: float) -> RateVerdict:
         """Take one request and its tokens, or take nothing and say why not. ``running``: answers that hold a slot."""
         self.requests = _refilled(self.requests, rates.requests_per_min, now_s)
         self.tokens = _refilled(self.tokens, rates.tokens_per_min, now_s)
         if rates.concurrent is not None and running >= rates.concurrent:
-            return Verdict(self._standing(rates), "concurrent", SLOT_WAIT_S)
-        waits: list[tuple[float, Limit]] = []
+            return RateVerdict(self._standing(rates), "concurrent", SLOT_WAIT_S)
+        waits: list[tuple[float, LimitKind]] = []
         if self.requests is not None and rates.requests_per_min is not None and self.requests.level < 1:
             waits.append(((1 - self.requests.level) * MINUTE_S / rates.requests_per_min, "requests"))
         if self.tokens is not None and rates.tokens_per_min is not None and self.tokens.level < reserved_tokens:
             waits.append(((reserved_tokens - self.tokens.level) * MINUTE_S / rates.tokens_per_min, "tokens"))
         if waits:
             wait_s, refused_by = max(waits)
-            return Verdict(self._standing(rates), refused_by, wait_s)
+            return RateVerdict(self._standing(rates), refused_by, wait_s)
         if self.requests is not None:
             self.requests.level -= 1
         if self.tokens is not None:
             self.tokens.level -= reserved_tokens
-        return Verdict(self._standing(rates))
+        return RateVerdict(self._standing(rates))
 
     def give_back(self, tokens: float) -> None:
         """Return reserved tokens that were not used; below 0: more were used."""
         if self.tokens is not None:
             self.tokens.level += tokens
 
-    def _standing(self, rates: Rates) -> Standing:
+    def _standing(self, rates: Rates) -> RateLimitStatus:
         requests, tokens = self.requests, self.tokens
-        return Standing(
+        return RateLimitStatus(
             requests.left(rates.requests_per_min) if requests and rates.requests_per_min else None,
             tokens.left(rates.tokens_per_min) if tokens and rates.tokens_per_min else None,
         )
 
 
-def _refilled(bucket: Bucket | None, limit: int | None, now_s: float) -> Bucket | None:
+def _refilled(bucket: TokenBucket | None, limit: int | None, now_s: float) -> TokenBucket | None:
     if limit is None:
         return None
-    bucket = bucket or Bucket(limit, now_s)
+    bucket = bucket or TokenBucket(limit, now_s)
     bucket.refill(limit, now_s)
     return bucket

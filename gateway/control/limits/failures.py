@@ -4,7 +4,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from gateway.control.limits.buckets import MINUTE_S, Bucket
+from gateway.control.limits.buckets import MINUTE_S, TokenBucket
 
 MOST_PEERS = 10_000
 
@@ -19,7 +19,7 @@ class Failures:
         self._most_per_min = most_per_min
         self._clock = clock
         self._most_peers = most_peers
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._buckets)
@@ -27,7 +27,7 @@ class Failures:
     def note(self, peer: str) -> float:
         """Count a failure; seconds until the peer may fail again, 0 where it still may now."""
         now_s = self._clock()
-        bucket = self._buckets.setdefault(peer, Bucket(self._most_per_min, now_s))
+        bucket = self._buckets.setdefault(peer, TokenBucket(self._most_per_min, now_s))
         self._buckets.move_to_end(peer)
         if len(self._buckets) > self._most_peers:
             self._buckets.popitem(last=False)

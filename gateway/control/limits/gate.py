@@ -17,7 +17,7 @@ from gateway.control.limits.leases import Lease, LimitReached, RequestTooLarge
 from gateway.control.limits.shared import SharedLimits
 
 
-class LimitGate:
+class RateLimiter:
     """Admits requests. ``redis_url`` None: this process is the only one.
 
     ``processes``: how many gateway processes lived when that was last known. ``options``: see ``SharedLimits``.

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-from gateway.control.limits.buckets import Limit, Standing, Verdict
+from gateway.control.limits.buckets import LimitKind, RateLimitStatus, RateVerdict
 
 
 class LimitReached(Exception):
     """A tenant has used what it may; ``refused_by`` says of what."""
 
-    def __init__(self, verdict: Verdict, refused_by: Limit) -> None:
+    def __init__(self, verdict: RateVerdict, refused_by: LimitKind) -> None:
         super().__init__(refused_by)
         self.refused_by = refused_by
         self.retry_after_s = verdict.retry_after_s
@@ -31,7 +31,7 @@ class Lease:
 
     tenant: str
     reserved_tokens: int
-    standing: Standing = field(default_factory=Standing)
+    standing: RateLimitStatus = field(default_factory=RateLimitStatus)
     charged_in_redis: bool = False
     in_redis: bool = False
     end: Callable[["Lease", int], None] | None = None

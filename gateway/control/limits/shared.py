@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.control.limits.buckets import Left, Limit, Rates, Standing, Verdict
+from gateway.control.limits.buckets import Left, LimitKind, RateLimitStatus, Rates, RateVerdict
 from gateway.control.limits.leases import Lease
 from gateway.control.limits.scripts import ADMIT, RENEW, SETTLE
 from gateway.control.naming import digest
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 512
 _NO_LIMIT = -1
-_REFUSERS: tuple[Limit | None, ...] = (None, "requests", "tokens", "concurrent")
+_REFUSERS: tuple[LimitKind | None, ...] = (None, "requests", "tokens", "concurrent")
 _RENEWALS_A_LEASE = 4
 _LAST_TIMEOUT_S = 2.0
 """When the process ends nobody waits for an admission any more."""
@@ -38,7 +38,9 @@ _ADMIT, _SETTLE, _RENEW = (sha1(script.encode()).hexdigest() for script in (ADMI
 class _Ask:
     lease: Lease
     rates: Rates
-    answer: "asyncio.Future[Verdict | None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: "asyncio.Future[RateVerdict | None]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
 
 class SharedLimits:
@@ -85,7 +87,7 @@ class SharedLimits:
             await self.exchange(_LAST_TIMEOUT_S)
         await self._client.aclose()
 
-    async def ask(self, lease: Lease, rates: Rates) -> Verdict | None:
+    async def ask(self, lease: Lease, rates: Rates) -> RateVerdict | None:
         """Take a slot and tokens for a lease; None: Redis did not say, and this lease will hold nothing there."""
         ask = _Ask(lease, rates)
         self._asks.append(ask)
@@ -189,8 +191,8 @@ class SharedLimits:
         return [f"{self._prefix}:{{{digest(tenant)}}}:{kind}" for kind in ("buckets", "slots")]
 
 
-def _read(reply: Sequence[int], rates: Rates) -> Verdict:
+def _read(reply: Sequence[int], rates: Rates) -> RateVerdict:
     refuser, wait_ms, requests, requests_ms, tokens, tokens_ms = reply
     requests_left = rates.requests_per_min and Left(rates.requests_per_min, requests, requests_ms / 1000)
     tokens_left = rates.tokens_per_min and Left(rates.tokens_per_min, tokens, tokens_ms / 1000)
-    return Verdict(Standing(requests_left or None, tokens_left or None), _REFUSERS[refuser], wait_ms / 1000)
+    return RateVerdict(RateLimitStatus(requests_left or None, tokens_left or None), _REFUSERS[refuser], wait_ms / 1000)

@@ -37,7 +37,7 @@ class KeyRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ApiKey:
     """A key in its parts."""
 
     id: str
@@ -47,23 +47,23 @@ class Key:
         return f"pdd_{self.id}_{self.random}"
 
 
-def make_key() -> Key:
+def make_key() -> ApiKey:
     """Make a new key."""
-    return Key(_spell(secrets.token_bytes(ID_BYTES)), _spell(secrets.token_bytes(RANDOM_BYTES)))
+    return ApiKey(_spell(secrets.token_bytes(ID_BYTES)), _spell(secrets.token_bytes(RANDOM_BYTES)))
 
 
-def parse_key(text: str) -> Key | None:
+def parse_key(text: str) -> ApiKey | None:
     """Read a key; None: it is none."""
     match = _KEY.fullmatch(text)
-    return Key(match[1], match[2]) if match else None
+    return ApiKey(match[1], match[2]) if match else None
 
 
-def hash_key(secret: bytes, key: Key) -> str:
+def hash_key(secret: bytes, key: ApiKey) -> str:
     """Return what is stored of the key's random part."""
     return derive(secret, "api-key", key.id, key.random)
 
 
-def is_same(secret: bytes, key: Key, record: KeyRecord | None) -> bool:
+def is_same(secret: bytes, key: ApiKey, record: KeyRecord | None) -> bool:
     """Say whether the record is the key's, in a time that does not tell how nearly, nor whether there is a record."""
     stored = record.hash if record is not None else ""
     return hmac.compare_digest(hash_key(secret, key).encode(), stored.encode())

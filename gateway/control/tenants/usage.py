@@ -71,11 +71,11 @@ class _Batch:
     """By model."""
 
 
-Bucket = tuple[str, int]
+UsageHour = tuple[str, int]
 """Tenant, hour since 1970."""
 
 
-class Usage:
+class UsageMeter:
     """Counts. ``redis_url`` None: only the metrics. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
 
     def __init__(
@@ -96,8 +96,8 @@ class Usage:
         self._on_flush = on_flush
         self._process = uuid4().hex
         self._number = 0
-        self._new: dict[Bucket, dict[str, Use]] = {}
-        self._sent: dict[Bucket, _Batch] = {}
+        self._new: dict[UsageHour, dict[str, Use]] = {}
+        self._sent: dict[UsageHour, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
         self._client = connect(redis_url) if redis_url is not None else None
         self._add = self._client.register_script(_ADD) if self._client is not None else None
@@ -164,7 +164,7 @@ class Usage:
             await asyncio.sleep(self._interval_s)
             await self.flush()
 
-    async def _send(self, sent: dict[Bucket, _Batch]) -> None:
+    async def _send(self, sent: dict[UsageHour, _Batch]) -> None:
         if self._client is None or self._add is None or not sent:
             return
         async with self._client.pipeline(transaction=False) as pipeline:

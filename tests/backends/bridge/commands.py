@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 
 _START = """
 import argparse, importlib, sys
@@ -53,4 +53,4 @@ async def run_command(module: str, *arguments: str) -> AsyncGenerator[Running, N
 
 def through(store_url: str, port: int) -> str:
     """The address of a store as it is reached through a relay's port."""
-    return f"redis://127.0.0.1:{port}/{Address.parse(store_url).database}"
+    return f"redis://127.0.0.1:{port}/{StoreAddress.parse(store_url).database}"

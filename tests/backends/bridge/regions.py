@@ -8,16 +8,16 @@ from dataclasses import dataclass
 import redis.asyncio
 
 from backends.bridge.mover import Mover
-from backends.bridge.resp import Address
-from backends.bridge.transfer import Transfer
-from backends.bridge.types import ChunkId, Limits
+from backends.bridge.resp import StoreAddress
+from backends.bridge.transfer import BridgeTransfer
+from backends.bridge.types import BridgeLimits, ChunkId
 from backends.valkey import EmbeddedValkey
 from backends.wan.link import WanLink
-from backends.wan.route import Route
+from backends.wan.route import WanRoute
 from tests.backends.bridge.chunks import CHUNK_BYTES
 
 PATIENCE_S = 15
-QUICK = Limits(silence_s=0.4)
+QUICK = BridgeLimits(silence_s=0.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Regions:
         """What came over the link so far, in chunks."""
         return self.wan.stats().from_target_bytes / CHUNK_BYTES
 
-    async def move(self, chunks: Sequence[ChunkId], transfer_id: str = "t", deadline_s: float = 60) -> Transfer:
+    async def move(self, chunks: Sequence[ChunkId], transfer_id: str = "t", deadline_s: float = 60) -> BridgeTransfer:
         """Run a transfer to its end."""
         transfer = self.mover.open(transfer_id, chunks, deadline_s)
         await until(transfer, lambda: transfer.ended)
@@ -56,7 +56,7 @@ async def two_regions(
     *,
     rate_mbit: float = 400,
     delay_ms: float = 2,
-    limits: Limits = QUICK,
+    limits: BridgeLimits = QUICK,
     max_memory_bytes: int | None = None,
     policy: str = "noeviction",
 ) -> AsyncGenerator[Regions, None]:
@@ -69,9 +69,9 @@ async def two_regions(
         a = await stack.enter_async_context(redis.asyncio.Redis.from_url(store_a.url))
         b = await stack.enter_async_context(redis.asyncio.Redis.from_url(store_b.url))
         wan = await stack.enter_async_context(
-            WanLink([Route("127.0.0.1", store_a.port)], rate_mbit=rate_mbit, delay_ms=delay_ms)
+            WanLink([WanRoute("127.0.0.1", store_a.port)], rate_mbit=rate_mbit, delay_ms=delay_ms)
         )
-        mover = Mover(Address("127.0.0.1", wan.ports[0]), Address.parse(store_b.url), limits)
+        mover = Mover(StoreAddress("127.0.0.1", wan.ports[0]), StoreAddress.parse(store_b.url), limits)
         moving = asyncio.create_task(mover.run())
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -83,7 +83,7 @@ async def two_regions(
                 await moving
 
 
-async def until(transfer: Transfer, condition: Callable[[], bool]) -> None:
+async def until(transfer: BridgeTransfer, condition: Callable[[], bool]) -> None:
     """Wait until a transfer's changes have made ``condition`` true."""
     async with asyncio.timeout(PATIENCE_S):
         while not condition():

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from backends.bridge.types import Limits
+from backends.bridge.types import BridgeLimits
 from tests.backends.bridge.chunks import CHUNK_BYTES, chunks_of, prompt, store
 from tests.backends.bridge.regions import PATIENCE_S, two_regions, until
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(90)]
 async def test_cuts_stalls_and_stops_in_any_order(seed: int) -> None:
     """Transfers that share prompts survive cuts, stalls and each other's ends; only stopped ones do not complete."""
     dice = random.Random(seed)
-    async with two_regions(rate_mbit=100, limits=Limits(silence_s=0.4, small_bytes=6 * CHUNK_BYTES)) as regions:
+    async with two_regions(rate_mbit=100, limits=BridgeLimits(silence_s=0.4, small_bytes=6 * CHUNK_BYTES)) as regions:
         prompts = {f"t{number}": chunks_of(prompt(dice.randint(4, 16), seed=number // 2)) for number in range(6)}
         for chunks in prompts.values():
             await store(regions.a, chunks)
@@ -51,7 +51,7 @@ async def test_cuts_stalls_and_stops_in_any_order(seed: int) -> None:
 
 async def test_a_destination_that_hangs() -> None:
     """While the receiving store hangs, no more is fetched than may be held; when it answers again all completes."""
-    limits = Limits(silence_s=0.3, memory_bytes=4 * CHUNK_BYTES)
+    limits = BridgeLimits(silence_s=0.3, memory_bytes=4 * CHUNK_BYTES)
     async with two_regions(limits=limits) as regions:
         chunks = chunks_of(prompt(20))
         await store(regions.a, chunks)

@@ -10,11 +10,11 @@ import pytest
 import redis.asyncio
 
 from backends.bridge.client import BridgePath
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 from backends.errors import BackendError, TransferFailed
 from backends.types import TransferProgress, TransferRequest
 from backends.wan.link import WanLink
-from backends.wan.route import Route
+from backends.wan.route import WanRoute
 from tests.backends.bridge.chunks import CHUNK_BYTES, CHUNK_TOKENS, chunks_of, prompt, store
 from tests.backends.bridge.commands import Running, run_command, through
 from tests.valkey import run_valkey
@@ -43,7 +43,7 @@ async def bridged(rate_mbit: float = 40) -> AsyncGenerator[Bridged, None]:
     async with AsyncExitStack() as stack:
         url_a, url_b = await stack.enter_async_context(run_valkey()), await stack.enter_async_context(run_valkey())
         a = await stack.enter_async_context(redis.asyncio.Redis.from_url(url_a))
-        route = Route("127.0.0.1", Address.parse(url_a).port)
+        route = WanRoute("127.0.0.1", StoreAddress.parse(url_a).port)
         wan = await stack.enter_async_context(WanLink([route], rate_mbit=rate_mbit, delay_ms=5))
         arguments = ("--source", through(url_a, wan.ports[0]), "--dest", url_b, "--silence-s=0.5")
         yield Bridged(a, wan, arguments)

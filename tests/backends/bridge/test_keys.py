@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from backends.bridge.keys import DIALECTS, Dialect, KeyRequest, KeysRefused, guarded_size_bytes
+from backends.bridge.keys import DIALECTS, KeyDialect, KeyRequest, KeysRefused, guarded_size_bytes
 
 IN_PROCESS = DIALECTS["lmcache"]
 SERVER = DIALECTS["lmcache-mp"]
@@ -65,7 +65,7 @@ def test_server_salt_and_ranks() -> None:
 
 
 @pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
-def test_only_full_chunks_have_keys(dialect: Dialect) -> None:
+def test_only_full_chunks_have_keys(dialect: KeyDialect) -> None:
     """Tokens behind the last full chunk make no key; a prompt shorter than a chunk makes none at all."""
     counts = [len(dialect.chunk_keys(KeyRequest("m", range(length), 4))) for length in (0, 3, 4, 7, 8)]
     assert counts == [0, 0, 1, 1, 2]

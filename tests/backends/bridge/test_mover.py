@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 
 from backends.bridge.mover import Mover, TooManyTransfers, TransferExists
-from backends.bridge.resp import Address
-from backends.bridge.types import ChunkId, Limits
+from backends.bridge.resp import StoreAddress
+from backends.bridge.types import BridgeLimits, ChunkId
 from tests.backends.bridge.chunks import CHUNK_BYTES, METADATA, chunks_of, prompt, store
 from tests.backends.bridge.regions import PATIENCE_S, QUICK, two_regions, until
 
@@ -91,7 +91,7 @@ async def test_stops_within_one_chunk() -> None:
 
 async def test_a_rate_cap_holds() -> None:
     """A bridge told to use less than the link has takes the time that the lower rate needs."""
-    async with two_regions(limits=Limits(rate_cap_bytes_per_s=10 * CHUNK_BYTES)) as regions:
+    async with two_regions(limits=BridgeLimits(rate_cap_bytes_per_s=10 * CHUNK_BYTES)) as regions:
         chunks = chunks_of(prompt(8))
         await store(regions.a, chunks)
         start_s = time.monotonic()
@@ -101,7 +101,7 @@ async def test_a_rate_cap_holds() -> None:
 
 async def test_stopping_one_leaves_the_others() -> None:
     """Transfers that share a connection with a stopped one complete, at the cost of a chunk or two."""
-    async with two_regions(rate_mbit=40, limits=Limits(connections=1)) as regions:
+    async with two_regions(rate_mbit=40, limits=BridgeLimits(connections=1)) as regions:
         chunks, other = chunks_of(prompt(30)), chunks_of(prompt(10, seed=1))
         await store(regions.a, [*chunks, *other])
         stopped = regions.mover.open("t", chunks, 60)
@@ -124,7 +124,7 @@ async def test_a_store_that_is_starting_is_waited_for() -> None:
         writer.close()
 
     async with await asyncio.start_server(loading, "127.0.0.1", 0) as server:
-        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+        address = StoreAddress("127.0.0.1", server.sockets[0].getsockname()[1])
         mover = Mover(address, address, QUICK)
         moving = asyncio.create_task(mover.run())
         await asyncio.sleep(0)  # let it begin
@@ -139,7 +139,7 @@ async def test_a_store_that_is_starting_is_waited_for() -> None:
 
 async def test_small_overtakes_large() -> None:
     """A small transfer that comes later completes while a large one is under way."""
-    async with two_regions(rate_mbit=40, limits=Limits(small_bytes=4 * CHUNK_BYTES)) as regions:
+    async with two_regions(rate_mbit=40, limits=BridgeLimits(small_bytes=4 * CHUNK_BYTES)) as regions:
         large, small = chunks_of(prompt(30)), chunks_of(prompt(3, seed=1))
         await store(regions.a, [*large, *small])
         slow = regions.mover.open("large", large, 60)
@@ -250,7 +250,7 @@ async def test_nonsense_metadata_is_refused() -> None:
 
 async def test_a_chunk_beyond_the_memory_is_refused() -> None:
     """A chunk larger than the bridge's memory fails the transfer instead of filling it."""
-    async with two_regions(limits=Limits(memory_bytes=CHUNK_BYTES - 1)) as regions:
+    async with two_regions(limits=BridgeLimits(memory_bytes=CHUNK_BYTES - 1)) as regions:
         chunks = chunks_of(prompt(1))
         await store(regions.a, chunks)
         transfer = await regions.move(chunks)
@@ -303,7 +303,7 @@ async def test_a_destination_that_restarts_empty() -> None:
 
 async def test_limits_of_admission() -> None:
     """One id names one transfer at a time, and there are only so many at once."""
-    async with two_regions(limits=Limits(transfers=2)) as regions:
+    async with two_regions(limits=BridgeLimits(transfers=2)) as regions:
         regions.mover.open("t", chunks_of(prompt(1)), 60)
         with pytest.raises(TransferExists):
             regions.mover.open("t", chunks_of(prompt(1)), 60)

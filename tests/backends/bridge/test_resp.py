@@ -9,7 +9,7 @@ import redis.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.bridge.resp import Address, CommandRefused, Connection, ConnectionLost, Reply, WrongSize
+from backends.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection, StoreReply, WrongSize
 from tests.valkey import run_valkey
 
 PATIENCE_S = 5
@@ -19,7 +19,7 @@ LARGE_BYTES = 200_000
 @asynccontextmanager
 async def served(
     answers: list[bytes], *, silence_s: float = PATIENCE_S, on_bytes: Callable[[int], None] | None = None
-) -> AsyncGenerator[Connection, None]:
+) -> AsyncGenerator[StoreConnection, None]:
     """A connection to a server that sends ``answers``, one piece after the other, to whatever follows the PING."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -38,8 +38,8 @@ async def served(
 
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
-        address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
-        connection = await Connection.open(address, silence_s=silence_s, on_bytes=on_bytes)
+        address = StoreAddress("127.0.0.1", server.sockets[0].getsockname()[1])
+        connection = await StoreConnection.open(address, silence_s=silence_s, on_bytes=on_bytes)
         try:
             async with asyncio.timeout(PATIENCE_S):
                 yield connection
@@ -74,7 +74,7 @@ REPLY = st.one_of(
 
 @settings(deadline=None, max_examples=25)
 @given(replies=st.lists(REPLY, min_size=1, max_size=6), cut_bytes=st.integers(1, 70_000))
-def test_any_cut_of_the_bytes_gives_the_same_replies(replies: list[Reply], cut_bytes: int) -> None:
+def test_any_cut_of_the_bytes_gives_the_same_replies(replies: list[StoreReply], cut_bytes: int) -> None:
     """However the stream is cut into pieces, the replies are the same, large values included."""
     wire = b"".join(_spell(reply) for reply in replies)
     pieces = [wire[start : start + cut_bytes] for start in range(0, len(wire), cut_bytes)][:2000]
@@ -89,7 +89,7 @@ def test_any_cut_of_the_bytes_gives_the_same_replies(replies: list[Reply], cut_b
     asyncio.run(check())
 
 
-def _spell(reply: Reply) -> bytes:
+def _spell(reply: StoreReply) -> bytes:
     if reply is None:
         return b"$-1\r\n"
     return b":%d\r\n" % reply if isinstance(reply, int) else bulk(bytes(reply))
@@ -169,12 +169,12 @@ async def test_abort_fails_what_is_due() -> None:
 async def test_nobody_there() -> None:
     """An address where nothing listens, or that does not answer, cannot be opened."""
     server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
-    address = Address("127.0.0.1", server.sockets[0].getsockname()[1])
+    address = StoreAddress("127.0.0.1", server.sockets[0].getsockname()[1])
     with pytest.raises(ConnectionLost, match="silent"):
-        await Connection.open(address, silence_s=0.1)
+        await StoreConnection.open(address, silence_s=0.1)
     server.close()
     with pytest.raises(ConnectionLost, match="cannot reach"):
-        await Connection.open(address, silence_s=1)
+        await StoreConnection.open(address, silence_s=1)
 
 
 @pytest.mark.slow
@@ -183,29 +183,31 @@ async def test_a_real_server() -> None:
     """Passwords, databases and values of any size work with a real server; a wrong password is refused."""
     async with run_valkey() as url, redis.asyncio.Redis.from_url(url) as client:
         await client.config_set("requirepass", "s3cret")
-        address = Address.parse(url.replace("redis://", "redis://:s3cret@") + "/3")
-        connection = await Connection.open(address, silence_s=PATIENCE_S)
+        address = StoreAddress.parse(url.replace("redis://", "redis://:s3cret@") + "/3")
+        connection = await StoreConnection.open(address, silence_s=PATIENCE_S)
         for size_bytes in (0, 1, 65_535, 65_536, 5_000_000):
             value = bytes(size_bytes)
             assert await connection.send(b"SET", b"key", value) == b"OK"
             assert await connection.send(b"GET", b"key", size_bytes=size_bytes) == value
         connection.abort()
         with pytest.raises(CommandRefused, match="WRONGPASS"):
-            await Connection.open(Address.parse(url.replace("redis://", "redis://:no@")), silence_s=PATIENCE_S)
+            await StoreConnection.open(
+                StoreAddress.parse(url.replace("redis://", "redis://:no@")), silence_s=PATIENCE_S
+            )
 
 
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("redis://h", Address("h", 6379)),
-        ("redis://h:1/2", Address("h", 1, 2)),
-        ("valkey://[::1]:7", Address("::1", 7)),
-        ("rediss://u%40:p%2F@h:1", Address("h", 1, 0, "u@", "p/", True)),
+        ("redis://h", StoreAddress("h", 6379)),
+        ("redis://h:1/2", StoreAddress("h", 1, 2)),
+        ("valkey://[::1]:7", StoreAddress("::1", 7)),
+        ("rediss://u%40:p%2F@h:1", StoreAddress("h", 1, 0, "u@", "p/", True)),
     ],
 )
-def test_addresses(url: str, address: Address) -> None:
+def test_addresses(url: str, address: StoreAddress) -> None:
     """URLs name host, port, database, login and TLS; credentials stay out of its text."""
-    assert Address.parse(url) == address
+    assert StoreAddress.parse(url) == address
     assert "p/" not in str(address)
 
 
@@ -213,4 +215,4 @@ def test_addresses(url: str, address: Address) -> None:
 def test_addresses_that_are_none(url: str) -> None:
     """What is no store's address is refused."""
     with pytest.raises(ValueError, match=r".+"):
-        Address.parse(url)
+        StoreAddress.parse(url)

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from backends.bridge.schedule import PROBE_WIDTH_CHUNKS, Schedule
-from backends.bridge.types import ChunkId, Fetch
+from backends.bridge.schedule import PROBE_WIDTH_CHUNKS, TransferSchedule
+from backends.bridge.types import ChunkFetch, ChunkId
 
 SIZE = 100
 ALL = 1 << 40
@@ -24,31 +24,31 @@ def numbered(prefix: str, count: int) -> list[ChunkId]:
     return ids(*(f"{prefix}{index}" for index in range(count)))
 
 
-def make(small_bytes: int = 10 * SIZE, memory_bytes: int = ALL, large_share: float = 0.125) -> Schedule:
+def make(small_bytes: int = 10 * SIZE, memory_bytes: int = ALL, large_share: float = 0.125) -> TransferSchedule:
     """A scheduler with small bounds."""
-    return Schedule(memory_bytes=memory_bytes, small_bytes=small_bytes, large_share=large_share)
+    return TransferSchedule(memory_bytes=memory_bytes, small_bytes=small_bytes, large_share=large_share)
 
 
-def see(schedule: Schedule, chunks: Iterable[ChunkId], size_bytes: int = SIZE) -> None:
+def see(schedule: TransferSchedule, chunks: Iterable[ChunkId], size_bytes: int = SIZE) -> None:
     """Let the sending store hold ``chunks``."""
     for chunk in chunks:
         schedule.seen(chunk, size_bytes)
 
 
-def take(schedule: Schedule, window_bytes: int = ALL) -> Fetch:
+def take(schedule: TransferSchedule, window_bytes: int = ALL) -> ChunkFetch:
     """The next fetch, which must exist."""
     fetch = schedule.next_fetch(window_bytes)
     assert fetch is not None
     return fetch
 
 
-def deliver(schedule: Schedule, fetch: Fetch) -> list[str]:
+def deliver(schedule: TransferSchedule, fetch: ChunkFetch) -> list[str]:
     """Carry a fetch through."""
     schedule.received(fetch)
     return schedule.stored(fetch)
 
 
-def order(schedule: Schedule, count: int) -> list[str]:
+def order(schedule: TransferSchedule, count: int) -> list[str]:
     """Keys of the next ``count`` fetches, each delivered before the next is chosen."""
     keys = []
     for _ in range(count):
@@ -308,7 +308,7 @@ class AnyCourse(RuleBasedStateMachine):
         self.wanted: dict[str, list[ChunkId]] = {}
         self.done: dict[str, set[ChunkId]] = {}
         self.started: dict[str, list[ChunkId]] = {}
-        self.active: dict[Fetch, str] = {}
+        self.active: dict[ChunkFetch, str] = {}
         self.moved_bytes = 0
 
     @rule(
@@ -343,7 +343,7 @@ class AnyCourse(RuleBasedStateMachine):
             self.schedule.unseen(chunk)
 
     @rule(target=running, window_bytes=st.integers(1, 6 * SIZE))
-    def start(self, window_bytes: int) -> Fetch | None:
+    def start(self, window_bytes: int) -> ChunkFetch | None:
         fetch = self.schedule.next_fetch(window_bytes)
         if fetch is None:
             return None
@@ -360,7 +360,7 @@ class AnyCourse(RuleBasedStateMachine):
         return fetch
 
     @rule(fetch=running)
-    def receive(self, fetch: Fetch | None) -> None:
+    def receive(self, fetch: ChunkFetch | None) -> None:
         if fetch is None:
             return
         self.schedule.received(fetch)
@@ -368,7 +368,7 @@ class AnyCourse(RuleBasedStateMachine):
             self.active[fetch] = "writing"
 
     @rule(fetch=consumes(running))
-    def store(self, fetch: Fetch | None) -> None:
+    def store(self, fetch: ChunkFetch | None) -> None:
         if fetch is None:
             return
         moved = self.schedule.stored(fetch)
@@ -382,7 +382,7 @@ class AnyCourse(RuleBasedStateMachine):
             self.done[name].add(fetch.chunk)
 
     @rule(fetch=consumes(running), vanished=st.booleans())
-    def lose(self, fetch: Fetch | None, vanished: bool) -> None:
+    def lose(self, fetch: ChunkFetch | None, vanished: bool) -> None:
         if fetch is None:
             return
         if vanished:

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from backends.bridge.mover import Mover
-from backends.bridge.resp import Address
+from backends.bridge.resp import StoreAddress
 from backends.bridge.server import make_app
-from backends.bridge.types import Limits
+from backends.bridge.types import BridgeLimits
 from tests.backends.bridge.chunks import chunks_of, prompt, store
 from tests.backends.bridge.regions import QUICK, Regions, two_regions
 
@@ -20,9 +20,9 @@ OPEN = {"transfer_id": "t", "dialect": "lmcache", "model": "demo", "token_ids": 
 
 
 @asynccontextmanager
-async def idle_bridge(limits: Limits = QUICK) -> AsyncGenerator[httpx.AsyncClient, None]:
+async def idle_bridge(limits: BridgeLimits = QUICK) -> AsyncGenerator[httpx.AsyncClient, None]:
     """The API over a mover whose stores do not exist."""
-    nowhere = Address("127.0.0.1", 1)
+    nowhere = StoreAddress("127.0.0.1", 1)
     mover = Mover(nowhere, nowhere, limits)
     moving = asyncio.create_task(mover.run())
     await asyncio.sleep(0)  # let it begin
@@ -98,7 +98,7 @@ async def test_refuses_an_endless_body() -> None:
 
 async def test_refuses_beyond_its_capacity() -> None:
     """More transfers than allowed get 503."""
-    async with idle_bridge(Limits(transfers=0)) as client:
+    async with idle_bridge(BridgeLimits(transfers=0)) as client:
         assert (await client.post("/v1/transfers", json=OPEN)).status_code == 503
 
 

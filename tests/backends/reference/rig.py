@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends.reference.blocks import BlockPool
-from backends.reference.core import Engine, FetchingStore, Role
+from backends.reference.core import EngineRole, FetchingStore, ReferenceEngine
 from backends.reference.events import EventPublisher
-from backends.reference.metrics import Metrics
+from backends.reference.metrics import EngineMetrics
 from backends.reference.sampler import Sampled
-from backends.reference.scheduler import Limits, Scheduler, Work
-from backends.reference.server import Served, Server
+from backends.reference.scheduler import Scheduler, StepLimits, Work
+from backends.reference.server import EngineServer, Served
 from backends.reference.text import Text
 from tests.fakes.server import AppServer
 
@@ -116,7 +116,7 @@ class Rig:
     """A running engine."""
 
     url: str
-    engine: Engine
+    engine: ReferenceEngine
     pool: BlockPool
     scheduler: Scheduler
 
@@ -131,7 +131,7 @@ class Rig:
 async def run_engine(
     model: ScriptedModel,
     *,
-    role: Role = "main",
+    role: EngineRole = "main",
     store: FetchingStore | None = None,
     directory: Path | None = None,
     publisher: EventPublisher | None = None,
@@ -141,10 +141,10 @@ async def run_engine(
 ) -> AsyncGenerator[Rig, None]:
     """Serve over a real socket until the block ends."""
     pool = BlockPool(BLOCKS, BLOCK)
-    limits = Limits(step_tokens, 8, store.chunk_tokens if store else 0, min_fetch_tokens=0)
+    limits = StepLimits(step_tokens, 8, store.chunk_tokens if store else 0, min_fetch_tokens=0)
     scheduler = Scheduler(pool, limits)
-    metrics = Metrics("tiny", blocks=BLOCKS, block_size_tokens=BLOCK, dtype="float32")
-    engine = Engine(
+    metrics = EngineMetrics("tiny", blocks=BLOCKS, block_size_tokens=BLOCK, dtype="float32")
+    engine = ReferenceEngine(
         model,
         pool,
         scheduler,
@@ -157,7 +157,7 @@ async def run_engine(
     source = publisher.source if publisher else None
     served = Served("tiny", context_tokens, VOCAB, frozenset({EOS}), 1, stored_timeout_s, source)
     text = await asyncio.to_thread(Text, directory or Path())
-    server = AppServer(Server(engine, text, metrics, served).app())
+    server = AppServer(EngineServer(engine, text, metrics, served).app())
     engine.start()
     try:
         async with server:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from backends.reference.core import Role
+from backends.reference.core import EngineRole
 from backends.reference.writeback import StoreFailed
 from tests.backends.reference.rig import MemoryStore, ScriptedModel, run_engine
 from tests.backends.reference.test_server import get, ids, post, read_events, stream
@@ -103,7 +103,7 @@ async def test_a_store_that_hangs_does_not_hang_the_stream() -> None:
 
 
 @pytest.mark.parametrize(("role", "kept"), [("main", 48), ("relay", 0), ("prefill", 40)])
-async def test_answers_are_kept_by_main_engines_only(role: Role, kept: int) -> None:
+async def test_answers_are_kept_by_main_engines_only(role: EngineRole, kept: int) -> None:
     """A main engine stores prompt and answer, a relay nothing, a prefill engine the prompt."""
     store = MemoryStore()
     async with run_engine(ScriptedModel(), role=role, store=store) as rig:

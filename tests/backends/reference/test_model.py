@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM
 
 from backends.reference.blocks import BlockPool
 from backends.reference.model import ModelRunner, UnsupportedModel, read_shape
-from backends.reference.scheduler import Limits, Scheduler
+from backends.reference.scheduler import Scheduler, StepLimits
 from backends.reference.sequence import Params, Sequence
 
 pytestmark = pytest.mark.timeout(120)
@@ -55,7 +55,7 @@ def test_greedy_answers_equal_transformers_whatever_the_chunks_and_the_batch(
     directory: Path = request.getfixturevalue(family)
     runner = ModelRunner(directory, read_shape(directory, "float32"), BLOCKS, BLOCK)
     prompts = [random_prompt(n, n) for n in (150, 33, 1)]
-    scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), Limits(step_tokens=step_tokens))
+    scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), StepLimits(step_tokens=step_tokens))
     assert run_greedy(runner, scheduler, prompts, 12) == [by_transformers(directory, p, 12) for p in prompts]
 
 
@@ -65,10 +65,10 @@ def test_continuing_elsewhere_or_from_the_cache_gives_the_same_ids(llama: Path, 
     shape = read_shape(llama, "float32")
     prompt = random_prompt(100)
     first = ModelRunner(llama, shape, BLOCKS, BLOCK)
-    scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), Limits())
+    scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), StepLimits())
     (whole,) = run_greedy(first, scheduler, [prompt], 40)
     (warm,) = run_greedy(first, scheduler, [prompt + whole[:cut]], 40 - cut)
-    cold_scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), Limits(step_tokens=50))
+    cold_scheduler = Scheduler(BlockPool(BLOCKS, BLOCK), StepLimits(step_tokens=50))
     (cold,) = run_greedy(ModelRunner(llama, shape, BLOCKS, BLOCK), cold_scheduler, [prompt + whole[:cut]], 40 - cut)
     assert warm == cold == whole[cut:]
 
@@ -78,7 +78,9 @@ def test_bfloat16_runs(llama: Path) -> None:
     shape = read_shape(llama, "bfloat16")
     assert shape.kv_bytes_per_token * 2 == read_shape(llama, "float32").kv_bytes_per_token
     runner = ModelRunner(llama, shape, BLOCKS, BLOCK)
-    (answer,) = run_greedy(runner, Scheduler(BlockPool(BLOCKS, BLOCK), Limits(step_tokens=50)), [random_prompt(90)], 5)
+    (answer,) = run_greedy(
+        runner, Scheduler(BlockPool(BLOCKS, BLOCK), StepLimits(step_tokens=50)), [random_prompt(90)], 5
+    )
     assert len(answer) == 5
 
 

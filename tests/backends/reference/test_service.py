@@ -15,7 +15,7 @@ import pytest
 
 from backends.reference.model import ModelShape, read_shape
 from backends.reference.service import choose_size
-from backends.reference.settings import EngineSettings
+from backends.reference.settings import ReferenceSettings
 from tests.backends.reference.test_model import by_transformers, random_prompt
 from tests.backends.reference.test_server import ids, stream
 from tests.backends.reference.test_settings import parse
@@ -24,7 +24,7 @@ from tests.valkey import run_valkey
 START_TIMEOUT_S = 150.0
 
 
-def settings(directory: Path, *options: str) -> EngineSettings:
+def settings(directory: Path, *options: str) -> ReferenceSettings:
     """Settings of a main engine."""
     return parse("--role", "main", "--model", str(directory), *options)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from backends.reference.command import run
-from backends.reference.settings import EngineSettings, add_arguments, to_settings
+from backends.reference.settings import ReferenceSettings, add_arguments, to_settings
 
 
 def arguments(*options: str) -> argparse.Namespace:
@@ -14,7 +14,7 @@ def arguments(*options: str) -> argparse.Namespace:
     return parser.parse_args(options)
 
 
-def parse(*options: str) -> EngineSettings:
+def parse(*options: str) -> ReferenceSettings:
     """Settings from options."""
     return to_settings(arguments(*options))
 

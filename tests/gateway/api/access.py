@@ -3,12 +3,12 @@
 from prometheus_client import CollectorRegistry
 
 from gateway.api.exchange import Access
-from gateway.api.gate import Gate
+from gateway.api.gate import AdmissionControl
 from gateway.api.identify import Identify, identify_anyone
-from gateway.control.limits.admission import Queues
-from gateway.control.limits.gate import LimitGate
+from gateway.control.limits.admission import AdmissionQueues
+from gateway.control.limits.gate import RateLimiter
 from gateway.control.tenants.salts import Salts
-from gateway.control.tenants.usage import Usage
+from gateway.control.tenants.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 
@@ -17,12 +17,14 @@ def make_access(
     identify: Identify = identify_anyone,
     rules: Rules | None = None,
     secret: bytes | None = None,
-    queues: Queues | None = None,
+    queues: AdmissionQueues | None = None,
     registry: CollectorRegistry | None = None,
 ) -> Access:
     """Return what the API asks, without a Redis. All tenants have the same rules; use is counted in ``registry``."""
     used = rules or Rules()
     metrics = Metrics()
-    unbounded = Queues(lambda model: None, 0, 1.0)
-    gate = Gate(LimitGate(None, lambda: 1), queues or unbounded, Usage(None, registry or CollectorRegistry()), metrics)
+    unbounded = AdmissionQueues(lambda model: None, 0, 1.0)
+    gate = AdmissionControl(
+        RateLimiter(None, lambda: 1), queues or unbounded, UsageMeter(None, registry or CollectorRegistry()), metrics
+    )
     return Access(identify, lambda tenant, key: used, Salts(secret), gate, shows_plans=identify is identify_anyone)

@@ -9,8 +9,8 @@ import pytest
 
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
-from gateway.api.door import Door
-from gateway.api.exchange import Limits
+from gateway.api.door import AdminAuth
+from gateway.api.exchange import RequestLimits
 from gateway.text.model import ServedModel, load_model
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.server import AppServer
@@ -50,8 +50,8 @@ def state(model: ServedModel, generator: ScriptedGenerator) -> ApiState:
             find_timeline={"known": {"legs": []}}.get,
             render_metrics=lambda: (b"up 1\n", "text/plain"),
         ),
-        door=Door(is_open=True),
-        limits=Limits(body_bytes=1 << 20),
+        door=AdminAuth(is_open=True),
+        limits=RequestLimits(body_bytes=1 << 20),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Self
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from backends.serving import Site, Tls, bind, make_config
+from backends.serving import ServedApp, Tls, bind, make_config
 from gateway.api.edge import Edge, EdgeProtocol
 
 
@@ -20,7 +20,7 @@ class EdgeServer:
     ) -> None:
         self.edge = edge or Edge()
         protocol = functools.partial(EdgeProtocol, edge=self.edge)
-        self._site = Site(app, bind("127.0.0.1", 0), protocol, tls, keep_alive_s)
+        self._site = ServedApp(app, bind("127.0.0.1", 0), protocol, tls, keep_alive_s)
         self.state = ServerState()
         self.port: int = self._site.listener.getsockname()[1]
 

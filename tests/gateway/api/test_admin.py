@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.door import Door
+from gateway.api.door import AdminAuth
 from gateway.control.limits.failures import Failures
 from tests.fakes.server import AppServer
 
@@ -23,7 +23,7 @@ def not_ready(state: ApiState) -> ApiState:
 
 async def test_shut_door(not_ready: ApiState) -> None:
     """Without a way in the pages are not there, and readiness is a yes or no."""
-    async with AppServer(build_app(replace(not_ready, door=Door()))) as server:
+    async with AppServer(build_app(replace(not_ready, door=AdminAuth()))) as server:
         async with httpx.AsyncClient(base_url=server.url, headers=HEADER) as http:
             for page in PAGES:
                 answer = await http.get(page)
@@ -35,7 +35,7 @@ async def test_shut_door(not_ready: ApiState) -> None:
 
 async def test_door_with_a_key(not_ready: ApiState) -> None:
     """With a key the pages, and what is missing, are told to those who have it."""
-    async with AppServer(build_app(replace(not_ready, door=Door(key=KEY)))) as server:
+    async with AppServer(build_app(replace(not_ready, door=AdminAuth(key=KEY)))) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             for page in PAGES:
                 for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY.decode()}):
@@ -48,7 +48,7 @@ async def test_door_with_a_key(not_ready: ApiState) -> None:
 
 async def test_own_listener(not_ready: ApiState) -> None:
     """The operator's listener has the pages and no API."""
-    async with AppServer(build_admin_app(not_ready.pages, Door(is_open=True))) as server:
+    async with AppServer(build_admin_app(not_ready.pages, AdminAuth(is_open=True))) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             for page in PAGES:
                 assert (await http.get(page)).status_code == 200
@@ -58,7 +58,7 @@ async def test_own_listener(not_ready: ApiState) -> None:
 
 async def test_trying_keys(state: ApiState) -> None:
     """An address that tries keys is told to wait; the right key is never held up."""
-    door = Door(key=KEY, failures=Failures(2, lambda: 0.0))
+    door = AdminAuth(key=KEY, failures=Failures(2, lambda: 0.0))
     async with AppServer(build_app(replace(state, door=door))) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             statuses = [(await http.get("/metrics")).status_code for _ in range(3)]
@@ -68,4 +68,4 @@ async def test_trying_keys(state: ApiState) -> None:
 
 def test_key_is_not_shown() -> None:
     """The key is in no representation of the door."""
-    assert KEY.decode() not in repr(Door(key=KEY))
+    assert KEY.decode() not in repr(AdminAuth(key=KEY))

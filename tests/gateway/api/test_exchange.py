@@ -8,7 +8,7 @@ from starlette.types import Message
 from gateway.api.app import ApiState
 from gateway.api.client import Client, ShuttingDown
 from gateway.api.edge import TRANSPORT
-from gateway.api.exchange import Reply, break_off
+from gateway.api.exchange import ErrorReply, break_off
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.gates import HoldGate
@@ -113,5 +113,5 @@ async def test_a_client_that_takes_no_last_words_is_cut(opened: bool) -> None:
                 await client.send({"type": "http.response.start", "status": 200, "headers": lines})
             client.leave(ShuttingDown())
             await HoldGate().hold()
-    await break_off(scope, client, Reply(send, "req-1"))
+    await break_off(scope, client, ErrorReply(send, "req-1"))
     assert (stuck.arrived, cut.arrived) == (1, 1)

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from gateway.api.app import ApiState, build_app
 from gateway.api.exchange import Access
 from gateway.api.gate import spell_duration
-from gateway.control.limits.admission import Queues
+from gateway.control.limits.admission import AdmissionQueues
 from gateway.failure import GenerationFailed
 from gateway.text.model import ServedModel
 from policies.rules import parse_rules
@@ -48,7 +48,7 @@ class Served:
 
 @asynccontextmanager
 async def serve(
-    state: ApiState, rules: dict[str, Any], secret: bytes | None = None, queues: Queues | None = None
+    state: ApiState, rules: dict[str, Any], secret: bytes | None = None, queues: AdmissionQueues | None = None
 ) -> AsyncIterator[Served]:
     """Serve the API under rules."""
     registry = CollectorRegistry()
@@ -179,7 +179,7 @@ async def test_a_full_gateway_sheds(state: ApiState, generator: ScriptedGenerato
     """Where nobody may wait the next request is refused at once, and served once there is room."""
     held = HoldGate()
     generator.script = lambda request: [held, *say([300])]
-    async with serve(state, {}, queues=Queues(lambda model: 1, 0, 10.0)) as served:
+    async with serve(state, {}, queues=AdmissionQueues(lambda model: 1, 0, 10.0)) as served:
         first = asyncio.create_task(served.ask())
         await held.arrivals()
         refused = await served.ask()

@@ -13,8 +13,8 @@ from gateway.api.app import ApiState
 from gateway.api.chat import prepare_chat
 from gateway.api.choice import Choice
 from gateway.api.completions import prepare_completion
-from gateway.api.forms import ChatForm, CompletionForm, Form
-from gateway.api.job import Caller, Job
+from gateway.api.forms import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.api.job import Caller, PreparedRequest
 from gateway.api.models import Models
 from gateway.api.respond import StreamWriter
 from gateway.relay.types import Finish, Tokens
@@ -27,7 +27,7 @@ from tests.gateway.text.test_stops import first_match
 STOPS = ["e", " the", "th", "😀", "\ufffd", "ab"]
 
 
-async def make_job(state: ApiState, chat: bool, change: dict[str, Any]) -> Job:
+async def make_job(state: ApiState, chat: bool, change: dict[str, Any]) -> PreparedRequest:
     """Return the job of a request."""
     models = Models(state.models, state.created)
     caller = Caller("default")
@@ -36,7 +36,9 @@ async def make_job(state: ApiState, chat: bool, change: dict[str, Any]) -> Job:
     return await prepare_completion({"model": "tiny", "prompt": "x", "max_tokens": 500, **change}, 100, models, caller)
 
 
-def run(job: Job, form: Form, ids: list[int], chunks: list[int]) -> tuple[list[dict[str, Any]], ScriptedAnswer]:
+def run(
+    job: PreparedRequest, form: AnswerFormat, ids: list[int], chunks: list[int]
+) -> tuple[list[dict[str, Any]], ScriptedAnswer]:
     """Return the chunks that a scripted answer becomes."""
     answer = ScriptedAnswer(job.requests[0], [], Watch())
     writer = StreamWriter(job, form, [Choice(0, answer, job.model.vocabulary, job.text)])
@@ -54,7 +56,7 @@ def run(job: Job, form: Form, ids: list[int], chunks: list[int]) -> tuple[list[d
 def test_text_whatever_the_chunks(state: ApiState, model: ServedModel, chat: bool) -> None:
     """For any ids and event sizes the client's text is the decoded log cut at the first stop string."""
     job = asyncio.run(make_job(state, chat, {"stop": STOPS[:2], "stream": True}))
-    form: Form = ChatForm() if chat else CompletionForm()
+    form: AnswerFormat = ChatFormat() if chat else CompletionFormat()
 
     @given(st.lists(st.integers(3, model.vocabulary.size - 1), max_size=40), st.lists(st.integers(1, 7), max_size=20))
     @settings(suppress_health_check=[HealthCheck.nested_given])
@@ -77,7 +79,7 @@ async def test_ids_are_cut_with_the_text(state: ApiState, model: ServedModel) ->
     change = {"stop": "b", "stream": True, "logprobs": 1, "return_token_ids": True}
     job = await make_job(state, False, {**change, "stream_options": {"include_usage": True}})
     ids = model.encoder.encode_now("1a2b3c")
-    events, answer = run(job, CompletionForm(), ids, [1, len(ids)])
+    events, answer = run(job, CompletionFormat(), ids, [1, len(ids)])
     needed = answer.stopped_at
     assert needed is not None
     assert needed < len(ids)
@@ -91,7 +93,7 @@ async def test_continuous_usage(state: ApiState, model: ServedModel) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     job = await make_job(state, True, {"stream": True, "stream_options": options})
     ids = model.encoder.encode_now("Hello.")
-    events, _ = run(job, ChatForm(), ids, [])
+    events, _ = run(job, ChatFormat(), ids, [])
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, len(ids))
@@ -102,7 +104,7 @@ async def test_non_finite_logprobs(state: ApiState, generator: ScriptedGenerator
     job = await make_job(state, True, {"stream": True, "logprobs": True, "top_logprobs": 2})
     choice = Choice(0, ScriptedAnswer(job.requests[0], [], Watch()), job.model.vocabulary, job.text)
     bad = TokenLogprob(300, float("-inf"), ((300, float("nan")), (301, -123456.0)))
-    data = StreamWriter(job, ChatForm(), [choice]).write(0, Tokens(0, (300,), (bad,), "P", "p"))
+    data = StreamWriter(job, ChatFormat(), [choice]).write(0, Tokens(0, (300,), (bad,), "P", "p"))
     event = json.loads(data.decode().split("\n\n")[1].removeprefix("data: "))
     entry = event["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], [top["logprob"] for top in entry["top_logprobs"]]) == (-9999.0, [-9999.0, -9999.0])

@@ -10,7 +10,7 @@ import pytest
 
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
-from gateway.api.exchange import Limits
+from gateway.api.exchange import RequestLimits
 from gateway.failure import GenerationFailed
 from gateway.relay.types import Finish, KeepAlive, Tokens
 from gateway.text.model import ServedModel
@@ -204,7 +204,7 @@ async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGe
     """A client that never reads stops the answer after the write timeout, and its connection is cut."""
     steps = bulky_steps(1000)
     generator.script = lambda request: steps
-    server = AppServer(build_app(replace(state, limits=Limits(write_timeout_s=0.2))))
+    server = AppServer(build_app(replace(state, limits=RequestLimits(write_timeout_s=0.2))))
     async with server, connect(server) as connection:
         await connection.post(PATH, BULKY)
         await generator.started(1)
@@ -279,7 +279,7 @@ async def test_ambiguous_framing(server: AppServer, generator: ScriptedGenerator
 
 async def test_body_that_does_not_arrive(state: ApiState, generator: ScriptedGenerator) -> None:
     """A body that stops coming is a 408, and the connection ends."""
-    app = build_app(replace(state, limits=Limits(body_timeout_s=0.05)))
+    app = build_app(replace(state, limits=RequestLimits(body_timeout_s=0.05)))
     async with AppServer(app) as server, connect(server) as connection:
         connection.writer.write(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{{".encode())
         status, headers, body = await connection.read_json()

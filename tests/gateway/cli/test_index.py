@@ -15,7 +15,7 @@ from gateway.control.documents.store import Document
 from gateway.control.tenants.book import TENANT_KIND
 from gateway.index.memory import MemoryIndex
 from gateway.index.store import ModelStore, StoreLimits
-from gateway.index.types import InstanceSpec
+from gateway.index.types import CacheSpec
 from gateway.settings import parse_settings
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import run_publisher, stored
@@ -77,7 +77,7 @@ async def test_a_tenants_prompt_is_looked_up_under_its_salt(fleet: Fleet, monkey
 
 async def share(url: str, tokens: int) -> None:
     """Note in Redis, as a gateway does, that MD was sent a prompt."""
-    spec = InstanceSpec("md1", MODEL, 16, boot_id="1790000000.25")
+    spec = CacheSpec("md1", MODEL, 16, boot_id="1790000000.25")
     async with redis.asyncio.Redis.from_url(url) as client:
         store = ModelStore(client, "pdd", MODEL, StoreLimits())
         await store.note(spec, hash_blocks(PROMPT[:tokens], chain_seed(MODEL, None, None)), 600.0)

@@ -12,7 +12,7 @@ from gateway.cli.durations import read_duration_s
 from gateway.control.documents.live import LiveDocuments
 from gateway.control.documents.store import DocumentStore
 from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
-from gateway.control.tenants.usage import Usage, Use
+from gateway.control.tenants.usage import UsageMeter, Use
 from gateway.redis_client import connect
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
@@ -132,7 +132,7 @@ async def test_without_the_secret_no_key_is_made(
 async def test_usage(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What a gateway counted is shown by tenant and model, as JSON and as a table."""
     await pdd("tenant", "add", "acme")
-    usage = Usage(url, CollectorRegistry())
+    usage = UsageMeter(url, CollectorRegistry())
     usage.note("acme", "m", Use(2, 100, 10, 1, 2, 3, cost=0.5))
     usage.note("default", "m", Use(1))
     await usage.aclose()

@@ -11,7 +11,7 @@ import gateway.index.counters
 from gateway.index.counters import COUNTERS
 from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
-from gateway.index.types import InstanceSpec
+from gateway.index.types import CacheSpec
 from tests.conformance.index_suite import MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
 
 
@@ -35,7 +35,7 @@ def test_state_is_scraped() -> None:
     """A scrape shows each instance's blocks and every counter; unknown models make no series."""
     registry = CollectorRegistry()
     index = MeteredIndex(MemoryIndex(), registry)
-    index.add_instance(InstanceSpec("p1", MODEL, 16))
+    index.add_instance(CacheSpec("p1", MODEL, 16))
     index.note_routed("p1", MODEL, PROMPT)
     index.lookup(MODEL, PROMPT)
     index.lookup("of-a-client", PROMPT)

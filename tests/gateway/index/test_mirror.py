@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.kv_subscriber import EventSource
-from gateway.index.mirror import Delta, Mirror, PredictedBlocks, RankBlocks
-from gateway.index.types import InstanceSpec
+from gateway.index.mirror import CacheDelta, Mirror, PredictedBlocks, RankBlocks
+from gateway.index.types import CacheSpec
 
 SOURCE = EventSource("tcp://127.0.0.1:1")
 
@@ -57,29 +57,29 @@ def test_predictions_expire_from_their_ends(steps: list[tuple[int, int, int]], l
 def test_admission() -> None:
     """A known instance goes on; a changed spec or boot id starts anew; a boot id learnt late does not."""
     mirror = Mirror(lambda: 0.0, ignore)
-    spec = InstanceSpec("i", "m", 16, (SOURCE,))
+    spec = CacheSpec("i", "m", 16, (SOURCE,))
     assert mirror.admit(spec)
-    mirror.apply("i", 0, Delta(device=[1]))
-    booted = InstanceSpec("i", "m", 16, (SOURCE,), boot_id="a")
+    mirror.apply("i", 0, CacheDelta(device=[1]))
+    booted = CacheSpec("i", "m", 16, (SOURCE,), boot_id="a")
     assert not mirror.admit(booted)
     assert not mirror.admit(spec)
     assert mirror.stats()["i"].device_blocks == 1
-    assert mirror.admit(InstanceSpec("i", "m", 16, (SOURCE,), boot_id="b"))
+    assert mirror.admit(CacheSpec("i", "m", 16, (SOURCE,), boot_id="b"))
     assert mirror.stats()["i"].device_blocks == 0
-    assert mirror.admit(InstanceSpec("i", "other", 16, (SOURCE,), boot_id="b"))
+    assert mirror.admit(CacheSpec("i", "other", 16, (SOURCE,), boot_id="b"))
     assert not mirror.of_model("m")
 
 
 def test_changes_of_untracked_instances_are_ignored() -> None:
     """Late news of an instance that is gone, or of a rank that it does not have, is no error."""
     mirror = Mirror(lambda: 0.0, ignore)
-    mirror.apply("gone", 0, Delta(device=[1]))
+    mirror.apply("gone", 0, CacheDelta(device=[1]))
     mirror.set_known("gone", True)
     mirror.predict("gone", [1], 1.0)
     mirror.forget("gone")
     mirror.load("gone", [], True)
-    mirror.admit(InstanceSpec("i", "m", 16, (SOURCE,)))
-    mirror.apply("i", 1, Delta(device=[1]))
+    mirror.admit(CacheSpec("i", "m", 16, (SOURCE,)))
+    mirror.apply("i", 1, CacheDelta(device=[1]))
     mirror.predict("i", [1], 1.0)
     assert mirror.stats()["i"].device_blocks == 0
 
@@ -88,17 +88,17 @@ def test_changes_of_untracked_instances_are_ignored() -> None:
 def test_instance_of_unknown_size_is_refused(block_size: int, dp_size: int) -> None:
     """Without a block size no hit can be told."""
     with pytest.raises(ValueError, match="at least 1"):
-        InstanceSpec("i", "m", block_size, dp_size=dp_size)
+        CacheSpec("i", "m", block_size, dp_size=dp_size)
 
 
 def test_age_of_the_last_news() -> None:
     """Statistics tell how long ago an instance's entries last changed."""
     now = 5.0
     mirror = Mirror(lambda: now, ignore)
-    mirror.admit(InstanceSpec("i", "m", 16, (SOURCE,)))
-    mirror.admit(InstanceSpec("p", "m", 16))
+    mirror.admit(CacheSpec("i", "m", 16, (SOURCE,)))
+    mirror.admit(CacheSpec("p", "m", 16))
     assert mirror.stats()["i"].update_age_s is None
-    mirror.apply("i", 0, Delta(device=[1], lower=[2]))
+    mirror.apply("i", 0, CacheDelta(device=[1], lower=[2]))
     mirror.predict("p", [1, 2, 3], 9.0)
     now = 7.0
     stats = mirror.stats()

@@ -10,14 +10,14 @@ import pytest
 
 from backends.kv_subscriber import EventSource
 from backends.reference.blocks import BlockPool, PoolEvent
-from backends.reference.core import Engine
+from backends.reference.core import ReferenceEngine
 from backends.reference.events import EventPublisher, EventSettings
-from backends.reference.metrics import Metrics
-from backends.reference.scheduler import Limits, Scheduler
-from backends.reference.server import Served, Server
+from backends.reference.metrics import EngineMetrics
+from backends.reference.scheduler import Scheduler, StepLimits
+from backends.reference.server import EngineServer, Served
 from backends.reference.text import Text
 from gateway.index.memory import MemoryIndex
-from gateway.index.types import InstanceSpec
+from gateway.index.types import CacheSpec
 from tests.backends.reference.rig import EOS, VOCAB, ScriptedModel
 from tests.conformance.index_suite import TIMES, Changes
 from tests.fakes.server import AppServer
@@ -44,12 +44,12 @@ async def test_hits_are_what_the_engine_finds(block_tokens: int) -> None:
     """Over random conversations in a small pool the hit is the engine's ``cached_tokens``, within one block."""
     rng, changes = random.Random(block_tokens), Changes()
     pool = BlockPool(POOL_TOKENS // block_tokens, block_tokens)
-    metrics = Metrics("tiny", blocks=pool.total_blocks, block_size_tokens=block_tokens, dtype="float32")
+    metrics = EngineMetrics("tiny", blocks=pool.total_blocks, block_size_tokens=block_tokens, dtype="float32")
     publisher = CountingPublisher(EventSettings(), block_tokens)
-    engine = Engine(
+    engine = ReferenceEngine(
         ScriptedModel(),
         pool,
-        Scheduler(pool, Limits(256, 8, 0, min_fetch_tokens=0)),
+        Scheduler(pool, StepLimits(256, 8, 0, min_fetch_tokens=0)),
         role="main",
         context_tokens=CONTEXT_TOKENS,
         metrics=metrics,
@@ -59,13 +59,13 @@ async def test_hits_are_what_the_engine_finds(block_tokens: int) -> None:
     served = Served("tiny", CONTEXT_TOKENS, VOCAB, frozenset({EOS}), 1, 5.0, publisher.source)
     index = MemoryIndex(times=TIMES, on_change=changes)
     source = EventSource(publisher.source.endpoint, publisher.source.replay_endpoint)
-    index.add_instance(InstanceSpec("md1", "tiny", block_tokens, (source,)))
+    index.add_instance(CacheSpec("md1", "tiny", block_tokens, (source,)))
     async with AsyncExitStack() as stack:
         publisher.start()
         stack.push_async_callback(publisher.aclose)
         engine.start()
         stack.push_async_callback(engine.aclose)
-        server = await stack.enter_async_context(AppServer(Server(engine, Text(Path()), metrics, served).app()))
+        server = await stack.enter_async_context(AppServer(EngineServer(engine, Text(Path()), metrics, served).app()))
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url))
         await index.start()
         stack.push_async_callback(index.aclose)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
-from backends.kv_events import BlockHash, Cleared, EventBatch, Removed, Stored
-from gateway.index.mirror import Delta, RankBlocks
+from backends.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
+from gateway.index.mirror import CacheDelta, RankBlocks
 from gateway.index.residency import Residency
 
 SEED = chain_seed("m", None, None)
@@ -24,7 +24,7 @@ Prefix = tuple[int, ...]
 Step = tuple[str, Prefix, int, int, str]
 
 
-def hash_of(prefix: Prefix) -> BlockHash:
+def hash_of(prefix: Prefix) -> EngineBlockHash:
     """Stand in for an engine's hash of a block; some engines use numbers, others bytes."""
     name = hash(prefix)
     return name if name % 3 else name.to_bytes(8, "big", signed=True)
@@ -43,7 +43,7 @@ class Model:
     block_size: int
     tiers: dict[Prefix, set[str]] = field(default_factory=dict)
 
-    def store(self, prompt: Prefix, first: int, count: int, medium: str) -> Stored | None:
+    def store(self, prompt: Prefix, first: int, count: int, medium: str) -> BlocksStored | None:
         """Store blocks of a prompt, if it has them; they only count when the engine holds what is before them."""
         size = self.block_size
         ends = [end for end in range((first + 1) * size, (first + count) * size + 1, size) if end <= len(prompt)]
@@ -55,14 +55,14 @@ class Model:
                 self.tiers.setdefault(prompt[:end], set()).add(medium)
         token_ids = array("I", prompt[first * size : ends[-1]])
         hashes = tuple(hash_of(prompt[:end]) for end in ends)
-        return Stored(hashes, hash_of(parent) if parent else None, token_ids, size, medium=medium)
+        return BlocksStored(hashes, hash_of(parent) if parent else None, token_ids, size, medium=medium)
 
-    def remove(self, prefix: Prefix, medium: str) -> Removed:
+    def remove(self, prefix: Prefix, medium: str) -> BlocksRemoved:
         """Drop a block from a tier."""
         self.tiers.get(prefix, set()).discard(medium)
         if not self.tiers.get(prefix, {"kept"}):
             del self.tiers[prefix]
-        return Removed((hash_of(prefix), -1), medium)
+        return BlocksRemoved((hash_of(prefix), -1), medium)
 
     def walk(self, prompt: Prefix) -> tuple[int, int]:
         """Return the prompt's tokens that are held on any tier, and on device, in whole blocks of the engine."""
@@ -95,7 +95,7 @@ def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over:
     residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
     records: dict[bytes, bytes] = {}
     for number, (kind, prompt, first, count, medium) in enumerate(steps):
-        event: Stored | Removed | Cleared | None
+        event: BlocksStored | BlocksRemoved | BlocksCleared | None
         match kind:
             case "S":
                 event = model.store(prompt, first, count, medium)
@@ -103,11 +103,11 @@ def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over:
                 event = model.remove(prompt[: (first + 1) * block_size], medium)
             case "C":
                 model.tiers.clear()
-                event = Cleared()
+                event = BlocksCleared()
             case _:
                 for prefix in list(model.tiers):
                     model.remove(prefix, medium)
-                event = Cleared(medium)
+                event = BlocksCleared(medium)
         residency.apply(EventBatch(0, (event,) if event else (), 0))
         change = residency.drain()
         mirror.apply(change.delta)
@@ -142,11 +142,11 @@ def test_contradictions_do_no_harm(steps: list[tuple[bool, int, int, int]]) -> N
         residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
         for is_stored, block_hash, parent, content in steps:
             tokens = array("I", [content] * size * 2)
-            run = Stored((block_hash, block_hash + 1), parent or None, tokens, size)
-            event: Stored | Removed = run if is_stored else Removed((block_hash, parent))
+            run = BlocksStored((block_hash, block_hash + 1), parent or None, tokens, size)
+            event: BlocksStored | BlocksRemoved = run if is_stored else BlocksRemoved((block_hash, parent))
             residency.apply(EventBatch(0, (event,), 0))
             residency.drain()
-        everything = Removed(tuple(range(7)))
+        everything = BlocksRemoved(tuple(range(7)))
         residency.apply(EventBatch(0, (everything,), 0))
         residency.drain()
         assert not any(len(part.delta) for part in residency.snapshot())
@@ -157,12 +157,18 @@ def test_engine_blocks_that_begin_alike_do_not_take_each_other_away(size: int) -
     """The own block that two engine blocks have in common stays until both are gone."""
     residency, mirror = Residency(lambda lora, salt: SEED, Counter()), RankBlocks()
     heads = [array("I", [1] * 16 + [last] * (size - 16)) for last in (2, 3)]
-    stored = tuple(Stored((number,), None, tokens, size) for number, tokens in enumerate(heads))
-    for event, own_blocks in ((stored[0], 1), (stored[1], 1), (Removed((1,)), 1), (stored[1], 1), (Removed((0,)), 1)):
+    stored = tuple(BlocksStored((number,), None, tokens, size) for number, tokens in enumerate(heads))
+    for event, own_blocks in (
+        (stored[0], 1),
+        (stored[1], 1),
+        (BlocksRemoved((1,)), 1),
+        (stored[1], 1),
+        (BlocksRemoved((0,)), 1),
+    ):
         residency.apply(EventBatch(0, (event,), 0))
         mirror.apply(residency.drain().delta)
         assert mirror.walk(hash_blocks(heads[0], SEED)[:1]) == (own_blocks, own_blocks)
-    residency.apply(EventBatch(0, (Removed((1,)),), 0))
+    residency.apply(EventBatch(0, (BlocksRemoved((1,)),), 0))
     mirror.apply(residency.drain().delta)
     assert mirror == RankBlocks()
 
@@ -172,13 +178,13 @@ def test_circle_of_parents_does_no_harm() -> None:
     residency = Residency(lambda lora, salt: SEED, Counter())
     tokens = array("I", [0] * 10)
     for event in (
-        Stored((1, 2), None, tokens, 5),
-        Removed((1,)),
-        Stored((1, 5), 2, tokens, 5),
-        Stored((4,), 1, tokens, 10),
+        BlocksStored((1, 2), None, tokens, 5),
+        BlocksRemoved((1,)),
+        BlocksStored((1, 5), 2, tokens, 5),
+        BlocksStored((4,), 1, tokens, 10),
     ):
         residency.apply(EventBatch(0, (event,), 0))
-    residency.apply(EventBatch(0, (Removed((1, 2, 4, 5)),), 0))
+    residency.apply(EventBatch(0, (BlocksRemoved((1, 2, 4, 5)),), 0))
     assert not any(len(part.delta) for part in residency.snapshot())
 
 
@@ -186,7 +192,7 @@ def test_same_hash_twice_in_an_event_is_refused() -> None:
     """A block cannot follow itself."""
     counters: Counter[str] = Counter()
     residency = Residency(lambda lora, salt: SEED, counters)
-    residency.apply(EventBatch(0, (Stored((1, 1), None, array("I", range(32)), 16),), 0))
+    residency.apply(EventBatch(0, (BlocksStored((1, 1), None, array("I", range(32)), 16),), 0))
     assert not len(residency.drain().delta)
     assert counters["opaque_blocks"] == 2
 
@@ -194,8 +200,8 @@ def test_same_hash_twice_in_an_event_is_refused() -> None:
 def test_blocks_beyond_the_limit_are_left_out() -> None:
     """A flood of blocks is cut off; what was there before still counts."""
     residency = Residency(lambda lora, salt: SEED, Counter(), limit=2)
-    residency.apply(EventBatch(0, (Stored((1, 2), None, array("I", range(32)), 16),), 0))
-    residency.apply(EventBatch(0, (Stored((3,), 2, array("I", range(16)), 16),), 0))
+    residency.apply(EventBatch(0, (BlocksStored((1, 2), None, array("I", range(32)), 16),), 0))
+    residency.apply(EventBatch(0, (BlocksStored((3,), 2, array("I", range(16)), 16),), 0))
     assert len(residency.drain().delta) == 2
 
 
@@ -203,15 +209,15 @@ def test_blocks_beyond_the_limit_are_left_out() -> None:
 def test_children_come_back_with_their_parent(children: int) -> None:
     """Blocks after a removed one count again once it is stored again, however many there are."""
     residency, mirror = Residency(lambda lora, salt: SEED, Counter()), RankBlocks()
-    root = Stored((1,), None, array("I", range(16)), 16)
-    leaves = [Stored((10 + i,), 1, array("I", [i] * 16), 16) for i in range(children)]
-    residency.apply(EventBatch(0, (root, *leaves, Removed((1,))), 0))
+    root = BlocksStored((1,), None, array("I", range(16)), 16)
+    leaves = [BlocksStored((10 + i,), 1, array("I", [i] * 16), 16) for i in range(children)]
+    residency.apply(EventBatch(0, (root, *leaves, BlocksRemoved((1,))), 0))
     mirror.apply(residency.drain().delta)
     assert mirror == RankBlocks()
-    residency.apply(EventBatch(0, (Removed((10,)), root), 0))
+    residency.apply(EventBatch(0, (BlocksRemoved((10,)), root), 0))
     mirror.apply(residency.drain().delta)
     assert len(mirror.device) == children
-    residency.apply(EventBatch(0, tuple(Removed((10 + i,)) for i in range(children)), 0))
+    residency.apply(EventBatch(0, tuple(BlocksRemoved((10 + i,)) for i in range(children)), 0))
     mirror.apply(residency.drain().delta)
     assert len(mirror.device) == 1
 
@@ -219,9 +225,9 @@ def test_children_come_back_with_their_parent(children: int) -> None:
 def test_delta_is_applied_once_or_twice() -> None:
     """Applying a delta again changes nothing; keys move between the lists that name them."""
     blocks = RankBlocks({1, 2, 3}, {4})
-    delta = Delta(False, [4], [2], [3])
+    delta = CacheDelta(False, [4], [2], [3])
     for _ in range(2):
         blocks.apply(delta)
         assert blocks == RankBlocks({1, 4}, {2})
-    blocks.apply(Delta(True, [9]))
+    blocks.apply(CacheDelta(True, [9]))
     assert blocks == RankBlocks({9}, set())

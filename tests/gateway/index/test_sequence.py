@@ -1,19 +1,19 @@
 """Order of messages."""
 
-from gateway.index.engine_blocks import Mark
-from gateway.index.sequence import Verdict, Watermark
+from gateway.index.engine_blocks import EventMark
+from gateway.index.sequence import MessageOrder, Watermark
 
 
 def test_messages_are_placed() -> None:
     """The next number is next; a later one is behind a gap; the same bytes are a duplicate, others a restart."""
     watermark = Watermark()
     assert watermark.mark() is None
-    assert watermark.judge(0, b"a") is Verdict.NEXT
-    assert watermark.judge(1, b"b") is Verdict.GAP
+    assert watermark.judge(0, b"a") is MessageOrder.NEXT
+    assert watermark.judge(1, b"b") is MessageOrder.GAP
     watermark.take(0, b"a")
-    assert watermark.judge(0, b"a") is Verdict.DUPLICATE
-    assert watermark.judge(0, b"x") is Verdict.RESTART
-    assert watermark.judge(1, b"b") is Verdict.NEXT
+    assert watermark.judge(0, b"a") is MessageOrder.DUPLICATE
+    assert watermark.judge(0, b"x") is MessageOrder.RESTART
+    assert watermark.judge(1, b"b") is MessageOrder.NEXT
 
 
 def test_another_process_goes_on_from_a_mark() -> None:
@@ -22,10 +22,10 @@ def test_another_process_goes_on_from_a_mark() -> None:
     for number in range(3):
         watermark.take(number, b"%d" % number)
     heir = Watermark(watermark.mark())
-    assert heir.mark() == watermark.mark() == Mark(2, watermark._seen[2])
-    assert heir.judge(2, b"2") is Verdict.DUPLICATE
-    assert heir.judge(3, b"3") is Verdict.NEXT
-    assert heir.judge(1, b"1") is Verdict.RESTART
+    assert heir.mark() == watermark.mark() == EventMark(2, watermark._seen[2])
+    assert heir.judge(2, b"2") is MessageOrder.DUPLICATE
+    assert heir.judge(3, b"3") is MessageOrder.NEXT
+    assert heir.judge(1, b"1") is MessageOrder.RESTART
 
 
 def test_memory_is_bounded() -> None:
@@ -33,5 +33,5 @@ def test_memory_is_bounded() -> None:
     watermark = Watermark()
     for number in range(20_000):
         watermark.take(number, b"")
-    assert watermark.judge(0, b"") is Verdict.RESTART
-    assert watermark.judge(19_999, b"") is Verdict.DUPLICATE
+    assert watermark.judge(0, b"") is MessageOrder.RESTART
+    assert watermark.judge(19_999, b"") is MessageOrder.DUPLICATE

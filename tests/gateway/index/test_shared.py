@@ -16,11 +16,11 @@ import redis.asyncio
 from backends.hashing import chain_seed, hash_blocks
 from backends.kv_subscriber import EventSource
 from backends.valkey import EmbeddedValkey
-from gateway.index.engine_blocks import Change, Mark
-from gateway.index.mirror import Delta
+from gateway.index.engine_blocks import Change, EventMark
+from gateway.index.mirror import CacheDelta
 from gateway.index.shared import RedisIndex
 from gateway.index.store import ModelStore, StoreLimits
-from gateway.index.types import Hit, InstanceSpec
+from gateway.index.types import CacheHit, CacheSpec
 from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
 from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
 
@@ -73,7 +73,7 @@ async def client(server: EmbeddedValkey) -> AsyncGenerator["redis.asyncio.Redis"
 
 async def follow(rig: Rig, publisher: Publisher) -> None:
     """Track the publisher's engine in one more index."""
-    rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (publisher.source,)))
+    rig.index.add_instance(CacheSpec("md1", MODEL, 16, (publisher.source,)))
 
 
 class TestRedisIndex(IndexSuite):
@@ -108,7 +108,7 @@ async def test_processes_converge(rigs: Rigs) -> None:
 async def test_predictions_are_shared(rigs: Rigs) -> None:
     """What one process routed to an engine without events the others predict too, and a late one reads it."""
     first, second = await rigs(), await rigs()
-    spec = InstanceSpec("p1", MODEL, 16)
+    spec = CacheSpec("p1", MODEL, 16)
     for rig in (first, second):
         rig.index.add_instance(spec)
     first.index.note_routed("p1", MODEL, PROMPT)
@@ -247,14 +247,14 @@ async def test_hung_redis_stops_nothing(server: EmbeddedValkey) -> None:
 async def test_instance_that_nobody_follows_becomes_unknown(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
     """When an instance's state is gone from Redis for long, what was known of it is not trusted any more."""
     store = ModelStore(client, "pdd", MODEL, LONG_LEASE)
-    spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
+    spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     assert await store.hold(spec, "other") == 0
     (lease,) = [key async for key in client.scan_iter("*:lease:*")]
     await client.persist(lease)
     gen = await store.open(spec, "other")
     assert gen is not None
     keys = hash_blocks(PROMPT, chain_seed(MODEL, None, None, b"secret"))
-    await store.publish(spec, "other", gen, 0, Change(Delta(device=keys)))
+    await store.publish(spec, "other", gen, 0, Change(CacheDelta(device=keys)))
     await store.set_known(spec, "other", gen, True)
     rig = await rigs()
     rig.index.add_instance(spec)
@@ -266,13 +266,13 @@ async def test_instance_that_nobody_follows_becomes_unknown(rigs: Rigs, client: 
     while not waiting.done():
         rig.clock.now_s += 6
         await asyncio.wait([waiting], timeout=0.2)
-    assert rig.hit() == Hit(None, None, 0, False)
+    assert rig.hit() == CacheHit(None, None, 0, False)
 
 
 async def test_unusable_endpoint_is_counted(rigs: Rigs) -> None:
     """An endpoint that ZMQ refuses keeps its instance unknown and disturbs no other."""
     rig = await rigs()
-    rig.index.add_instance(InstanceSpec("bad", MODEL, 16, (EventSource("nonsense"),)))
+    rig.index.add_instance(CacheSpec("bad", MODEL, 16, (EventSource("nonsense"),)))
     engine = await rig.publisher()
     await engine.publish(stored(HASHES[:1], PROMPT[:16]))
     await rig.until_tokens(16)
@@ -300,13 +300,13 @@ async def test_redis_holds_hashes_only_and_nothing_for_ever(rigs: Rigs, client: 
     """Neither token ids nor salts are written, and each key has a time to live."""
     rig = await rigs()
     engine = await rig.publisher()
-    rig.index.add_instance(InstanceSpec("p1", MODEL, 16))
+    rig.index.add_instance(CacheSpec("p1", MODEL, 16))
     rig.index.note_routed("p1", MODEL, PROMPT, salt="tenant-secret")
     await engine.publish(stored(HASHES, PROMPT[:160], extra_keys=[["tenant-secret"], *[None] * 9]))
     await rig.changes.until(lambda: rig.hit(salt="tenant-secret").tokens == 160)
     await rig.changes.until(lambda: rig.hit("p1", salt="tenant-secret").tokens == 160)
     second = await rigs()
-    second.index.add_instance(InstanceSpec("p1", MODEL, 16))
+    second.index.add_instance(CacheSpec("p1", MODEL, 16))
     await second.changes.until(lambda: second.hit("p1", salt="tenant-secret").tokens == 160)
     await client.config_set("rdbcompression", "no")  # which DUMP heeds
     needles = [b"tenant-secret", *(array(code, PROMPT[:4]).tobytes() for code in "HIQ"), b"1000"]
@@ -330,7 +330,7 @@ async def test_restarts_do_not_pile_up(rigs: Rigs, client: "redis.asyncio.Redis"
     engine = await rig.publisher()
     for number in range(5):
         engine.restart()
-        rig.index.add_instance(InstanceSpec("md1", MODEL, 16, (engine.source,), boot_id=f"boot{number}"))
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, (engine.source,), boot_id=f"boot{number}"))
         await engine.wait_for_subscriber()
         await engine.publish(stored(HASHES[: number + 1], PROMPT[: 16 * number + 16]))
         await rig.until_tokens(16 * number + 16)
@@ -342,8 +342,8 @@ async def test_restarts_do_not_pile_up(rigs: Rigs, client: "redis.asyncio.Redis"
 async def test_zombie_cannot_write(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
     """Who lost the lease, or works on an earlier generation, changes nothing."""
     store = ModelStore(client, "pdd", MODEL, LONG_LEASE)
-    spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
-    change = Change(Delta(device=[1]))
+    spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
+    change = Change(CacheDelta(device=[1]))
     assert await store.hold(spec, "one") == 0
     first = await store.open(spec, "one")
     assert first
@@ -367,18 +367,18 @@ async def test_large_changes_are_written_in_parts(server: EmbeddedValkey, client
     """A change of more blocks than one entry holds arrives whole."""
     limits = StoreLimits(lease_s=60.0, delta_blocks=3)
     store = ModelStore(client, "pdd", MODEL, limits)
-    spec = InstanceSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
+    spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     assert await store.hold(spec, "one") == 0
     gen = await store.open(spec, "one")
     assert gen is not None
-    await store.publish(spec, "one", gen, 0, Change(Delta(device=[90, 91, 92, 93]), dropped=[b"gone"]))
+    await store.publish(spec, "one", gen, 0, Change(CacheDelta(device=[90, 91, 92, 93]), dropped=[b"gone"]))
     saved = {b"%d" % number: b"record" for number in range(8)}
-    delta = Delta(True, list(range(1, 9)), list(range(11, 19)), list(range(21, 29)))
-    await store.publish(spec, "one", gen, 0, Change(delta, saved, [b"a", b"b", b"c", b"7"], Mark(5, 6)))
+    delta = CacheDelta(True, list(range(1, 9)), list(range(11, 19)), list(range(21, 29)))
+    await store.publish(spec, "one", gen, 0, Change(delta, saved, [b"a", b"b", b"c", b"7"], EventMark(5, 6)))
     assert await store.scan(spec, 0) == (set(range(1, 9)), set(range(11, 19)))
     records = [record async for page in store.records(spec, 0) for record in page]
     assert {name for name, _ in records} == saved.keys() - {b"7"}
-    assert await store.marks(spec) == [Mark(5, 6)]
+    assert await store.marks(spec) == [EventMark(5, 6)]
     tail = [entry async for _, entry in store.tail("0-0", 0.0, 1000)]
     assert [entry.seq for entry in tail] == list(range(1, len(tail) + 1))
     assert max(len(entry.delta.device) for entry in tail if entry.seq > 3) == 3

@@ -12,16 +12,16 @@ from gateway.relay.steps import (
     End,
     Event,
     Fail,
-    Kv,
     KvFailed,
     KvLate,
     KvReady,
+    KvState,
     LegEnded,
     LegFailed,
     LegId,
     LegKind,
     LegTokens,
-    NoInstance,
+    LegUnplaced,
     RetryDue,
     RetryLater,
     StartLeg,
@@ -164,14 +164,14 @@ class World:
             untouched = len(self.running[leg]) == self.started[leg].base
             is_prefill = self.started[leg].kind is LegKind.PREFILL
             self._finish_leg(leg)
-            self.feed(NoInstance(leg) if untouched and not is_prefill and self.choose(2) else LegFailed(leg))
+            self.feed(LegUnplaced(leg) if untouched and not is_prefill and self.choose(2) else LegFailed(leg))
         elif self.moving:
             if self.choose(2):
                 self.moving = False
                 self.feed(KvFailed())
             else:
                 self.feed(KvLate())
-        elif self.splice.kv is not Kv.ABSENT:
+        elif self.splice.kv is not KvState.ABSENT:
             self.feed(KvLate())
 
     def leave(self) -> None:

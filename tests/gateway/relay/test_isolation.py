@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from gateway.control.tenants.salts import Salts
 from gateway.index.memory import MemoryIndex
-from gateway.index.types import InstanceSpec
+from gateway.index.types import CacheSpec
 from gateway.relay.service import RelayService, store_id
 from gateway.relay.types import GenerationRequest
 from policies.types import Decision
@@ -17,8 +17,8 @@ def with_index(stage: Stage) -> RelayService:
     """The stage's service over a real index that learns from what is routed."""
     index = MemoryIndex()
     for id_ in stage.engines:
-        index.add_instance(InstanceSpec(id_, MODEL, 16))
-    index.add_instance(InstanceSpec(store_id("b", MODEL), MODEL, 16))
+        index.add_instance(CacheSpec(id_, MODEL, 16))
+    index.add_instance(CacheSpec(store_id("b", MODEL), MODEL, 16))
     return replace(stage.service, index=index)
 
 

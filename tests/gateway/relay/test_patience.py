@@ -5,8 +5,8 @@ import pytest
 from backends.types import TransferRequest
 from backends.vllm import VllmEngine
 from gateway.control.fleet.pools import Instance, InstanceSpec
-from gateway.relay.pace import HANDOFF_TOKENS, Pace
-from gateway.relay.patience import Patience
+from gateway.relay.pace import HANDOFF_TOKENS, LegPace
+from gateway.relay.patience import FirstTokenTimeouts
 from gateway.relay.steps import LegId, LegKind, StartLeg
 from policies.rules import RelayRules
 from policies.types import Role
@@ -25,13 +25,13 @@ def _start(kind: LegKind, base: int, *, kv_expected: bool = True) -> StartLeg:
 
 
 @pytest.fixture
-def patience() -> Patience:
+def patience() -> FirstTokenTimeouts:
     """Of an answer to a prompt of 1,000 tokens, in chunks of 256, a million bytes each token."""
     transfer = TransferRequest("t", "", "m", [7] * PROMPT_TOKENS, 256, kv_bytes_per_token=1_000_000)
-    return Patience(transfer, 0.0, RULES)
+    return FirstTokenTimeouts(transfer, 0.0, RULES)
 
 
-def test_a_main_lacks_what_it_has_not_answered_for(patience: Patience) -> None:
+def test_a_main_lacks_what_it_has_not_answered_for(patience: FirstTokenTimeouts) -> None:
     """A new MD has the chunks that crossed; one that answered a leg has that leg's prompt, too."""
     md1, md2 = _instance("md1"), _instance("md2")
     assert patience.lacking_tokens(_start(LegKind.EXTEND, 40), md1) == TAIL_TOKENS + 40
@@ -41,7 +41,7 @@ def test_a_main_lacks_what_it_has_not_answered_for(patience: Patience) -> None:
     assert patience.lacking_tokens(_start(LegKind.FINAL, 55), md2) == TAIL_TOKENS + 55
 
 
-def test_the_wait_follows_what_is_known(patience: Patience) -> None:
+def test_the_wait_follows_what_is_known(patience: FirstTokenTimeouts) -> None:
     """KV counts until MD has it; an MD that was silent gets twice as long, and no other does."""
     md1, md2 = _instance("md1"), _instance("md2")
     start = _start(LegKind.FINAL, 32)
@@ -54,7 +54,7 @@ def test_the_wait_follows_what_is_known(patience: Patience) -> None:
     assert patience.wait_s(start, md2, 0.0) == pytest.approx(4 * ((TAIL_TOKENS + 32) / 1000 + 0.768))
 
 
-def test_more_legs_than_it_batches_are_a_queue(patience: Patience) -> None:
+def test_more_legs_than_it_batches_are_a_queue(patience: FirstTokenTimeouts) -> None:
     """What this process has sent counts before the engine's own load says so."""
     md1 = _instance()
     md1.extend_tokens_per_s = 1000.0
@@ -68,7 +68,7 @@ def test_more_legs_than_it_batches_are_a_queue(patience: Patience) -> None:
 def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool) -> None:
     """A leg's tokens stand in the way of others until its first token comes or it ends."""
     md1 = _instance()
-    pace = Pace(md1, _start(LegKind.FINAL, 50), 0.0, lacking_tokens=50)
+    pace = LegPace(md1, _start(LegKind.FINAL, 50), 0.0, lacking_tokens=50)
     assert md1.extending_tokens == 50
     if is_answered:
         assert pace.note(1, 0.5) and not pace.note(1, 0.6)
@@ -90,7 +90,7 @@ def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool)
 def test_hand_offs_teach_the_speed_of_extends(kind: LegKind, base: int, is_first: bool, teaches: bool) -> None:
     """Each catch-up extend does, and a final that hands over all at once; a small or direct one says nothing."""
     md1 = _instance()
-    pace = Pace(md1, _start(kind, base), 10.0, lacking_tokens=400, is_first_extend=is_first)
+    pace = LegPace(md1, _start(kind, base), 10.0, lacking_tokens=400, is_first_extend=is_first)
     pace.note(1, 10.5)
     pace.end()
     assert md1.extend_tokens_per_s == (800.0 if teaches else None)

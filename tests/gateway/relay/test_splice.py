@@ -17,16 +17,16 @@ from gateway.relay.steps import (
     Fail,
     Handoff,
     IllegalEvent,
-    Kv,
     KvFailed,
     KvLate,
     KvReady,
+    KvState,
     LegEnded,
     LegFailed,
     LegId,
     LegKind,
     LegTokens,
-    NoInstance,
+    LegUnplaced,
     Phase,
     RetryDue,
     RetryLater,
@@ -200,7 +200,7 @@ def test_lost_main_is_told_until_one_has_answered() -> None:
 
     splice = begun(replace(TERMS, decide=decide), *EAGER, KvReady())
     splice.feed(LegFailed(B))
-    splice.feed(NoInstance(C))
+    splice.feed(LegUnplaced(C))
     assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
     splice.feed(tokens(E, 14, finish="length"))
     assert splice.feed(LegEnded(E))[-1] == StartLeg(LegId(6), LegKind.FINAL, 4, 96, 0, True)
@@ -217,14 +217,14 @@ def test_dead_rld_is_replaced_by_another_before_the_kv_is_there() -> None:
     """RLD dies while the KV moves: another RLD goes on from the log."""
     splice = begun(TERMS, *EAGER)
     assert splice.feed(LegFailed(A)) == [StartLeg(B, LegKind.RELAY, 4, 96, 0, True)]
-    assert splice.feed(NoInstance(B)) == [RetryLater(2)]
+    assert splice.feed(LegUnplaced(B)) == [RetryLater(2)]
     assert splice.phase is Phase.WAIT
     assert splice.feed(KvReady()) == [StartLeg(C, LegKind.FINAL, 4, 96, 0, True)]
 
 
 def test_without_relay_and_kv_md_computes_the_prompt_again() -> None:
     """No RLD and a broken link: MD recomputes rather than letting the answer die."""
-    splice = begun(TERMS, *EAGER, LegFailed(A), NoInstance(B))
+    splice = begun(TERMS, *EAGER, LegFailed(A), LegUnplaced(B))
     assert splice.feed(KvFailed()) == [StartLeg(C, LegKind.FINAL, 4, 96, 0, False)]
 
 
@@ -232,7 +232,7 @@ def test_dead_md_is_replaced_by_rld_until_one_is_back() -> None:
     """MD dies in the middle: another MD, else RLD goes on and a later retry hands over again."""
     splice = begun(replace(TERMS, decide=at_once), *EAGER, KvReady(), tokens(B, 14))
     assert splice.feed(LegFailed(B)) == [StartLeg(C, LegKind.FINAL, 5, 95, 0, True)]
-    assert splice.feed(NoInstance(C)) == [RetryLater(2), StartLeg(D, LegKind.RELAY, 5, 95, 0, True)]
+    assert splice.feed(LegUnplaced(C)) == [RetryLater(2), StartLeg(D, LegKind.RELAY, 5, 95, 0, True)]
     assert splice.feed(tokens(D, 15)) == [Emit(5, (15,), None, D)]
     assert splice.feed(RetryDue()) == [CloseLeg(D), StartLeg(LegId(5), LegKind.FINAL, 6, 94, 0, True)]
 
@@ -242,7 +242,7 @@ def test_failed_transfer_is_opened_again() -> None:
     splice = begun(TERMS, *EAGER)
     assert splice.feed(KvFailed()) == [RetryLater(1)]
     assert splice.feed(RetryDue()) == [StartTransfer()]
-    assert splice.kv is Kv.MOVING
+    assert splice.kv is KvState.MOVING
 
 
 def test_nobody_left_fails_after_the_attempts() -> None:
@@ -251,7 +251,7 @@ def test_nobody_left_fails_after_the_attempts() -> None:
     events: list[Event] = []
     leg = 3
     for _ in range(40):
-        actions = splice.feed(NoInstance(LegId(leg)))
+        actions = splice.feed(LegUnplaced(LegId(leg)))
         events += [action for action in actions if isinstance(action, Fail)]  # type: ignore[misc]
         if splice.phase is Phase.DONE:
             break
@@ -266,7 +266,7 @@ def test_prefill_is_tried_elsewhere_before_its_token() -> None:
     """SPL-23: P fails before its token, another P gets a new leg; with none left the answer fails."""
     splice = begun()
     assert splice.feed(LegFailed(P)) == [StartLeg(A, LegKind.PREFILL, 0, 1, 0, False)]
-    assert splice.feed(NoInstance(A)) == [StopTransfer(), Fail(None)]
+    assert splice.feed(LegUnplaced(A)) == [StopTransfer(), Fail(None)]
 
 
 def test_refused_request_is_not_tried_again() -> None:
@@ -281,7 +281,7 @@ def test_singular_moves_nothing_until_it_must() -> None:
     for event in PREFILLED:
         splice.feed(event)
     assert splice.feed(LegFailed(A)) == [StartLeg(B, LegKind.RELAY, 1, 99, 0, True)]
-    assert splice.feed(NoInstance(B)) == [RetryLater(2), StartTransfer()]
+    assert splice.feed(LegUnplaced(B)) == [RetryLater(2), StartTransfer()]
 
 
 def test_stop_string_ends_the_answer_at_its_token() -> None:
@@ -330,7 +330,7 @@ def test_failed_extend_lets_rld_go_on() -> None:
     """A failed extend is tried elsewhere; with no MD left RLD goes on and a retry is due."""
     splice = begun(TERMS, *EAGER, KvReady())
     assert splice.feed(LegFailed(B)) == [StartLeg(C, LegKind.EXTEND, 4, 1, 0, True)]
-    assert splice.feed(NoInstance(C)) == [RetryLater(2)]
+    assert splice.feed(LegUnplaced(C)) == [RetryLater(2)]
     assert splice.phase is Phase.EAGER
     assert splice.feed(tokens(A, 14)) == [Emit(4, (14,), None, A)]
 
@@ -416,7 +416,7 @@ DONE = (*EAGER, tokens(A, EOS, finish="stop"))
 
 @pytest.mark.parametrize(
     "event",
-    [KvReady(), KvFailed(), KvLate(), StopMatched(2), LegEnded(A), LegFailed(A), NoInstance(A), tokens(A, 5)],
+    [KvReady(), KvFailed(), KvLate(), StopMatched(2), LegEnded(A), LegFailed(A), LegUnplaced(A), tokens(A, 5)],
     ids=lambda event: type(event).__name__,
 )
 def test_what_comes_after_the_end_changes_nothing(event: Event) -> None:

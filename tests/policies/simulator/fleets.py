@@ -3,7 +3,7 @@
 from typing import Any
 
 from policies.rules import Rules, parse_rules
-from policies.simulator.models import EngineModel, Fleet, Line, Member
+from policies.simulator.models import EngineModel, Fleet, Member, WanLine
 from policies.simulator.replay import Replay
 from policies.simulator.report import Report
 from policies.simulator.trace import Row
@@ -17,11 +17,11 @@ ENGINE = EngineModel(
 """0.1 ms a token of prefill, 10 ms a token of decode."""
 
 TRIO = (Member("p", Role.P, "a", ENGINE), Member("r", Role.RLD, "a", ENGINE), Member("m", Role.MD, "b", ENGINE))
-SLOW = Line("a", "b", rate_bytes_per_s=1e6, rtt_s=0.02)
+SLOW = WanLine("a", "b", rate_bytes_per_s=1e6, rtt_s=0.02)
 """1,000 tokens of 1,000 bytes a second."""
 
 
-def fleet(*members: Member, lines: tuple[Line, ...] = (SLOW,), **fields: Any) -> Fleet:
+def fleet(*members: Member, lines: tuple[WanLine, ...] = (SLOW,), **fields: Any) -> Fleet:
     """A fleet of P and RLD in region a and MD in region b, unless members are given."""
     return Fleet(members or TRIO, lines, **{"kv_bytes_per_token": 1000, "block_tokens": 100, **fields})
 

@@ -2,21 +2,21 @@
 
 import pytest
 
-from policies.simulator.crossing import Crossing, Transfer
-from policies.simulator.models import Line
-from policies.simulator.parts import BlockCache, SharedServer, Timeline
+from policies.simulator.crossing import Crossing, SimulatedTransfer
+from policies.simulator.models import WanLine
+from policies.simulator.parts import BlockCache, EventQueue, SharedServer
 
 
 class Bridge:
     """A line of 10 bytes a second, blocks of 10 bytes, and a log of arrivals."""
 
     def __init__(self) -> None:
-        self.timeline = Timeline()
+        self.timeline = EventQueue()
         server = SharedServer(self.timeline, lambda jobs: 10.0 / jobs, most=100)
-        self.crossing = Crossing(Line("a", "b", 10.0), server, BlockCache(100))
+        self.crossing = Crossing(WanLine("a", "b", 10.0), server, BlockCache(100))
         self.log: list[tuple[str, float]] = []
 
-    def fetch(self, name: str, *blocks: int) -> Transfer | None:
+    def fetch(self, name: str, *blocks: int) -> SimulatedTransfer | None:
         """Fetch blocks and log their arrival under ``name``."""
         return self.crossing.fetch(blocks, 10, lambda: self.log.append((name, self.timeline.now_s)))
 

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.simulator.parts import BlockCache, SharedServer, Timeline
+from policies.simulator.parts import BlockCache, EventQueue, SharedServer
 
 
-def serve(most: int = 10) -> tuple[Timeline, SharedServer, list[tuple[str, float]]]:
+def serve(most: int = 10) -> tuple[EventQueue, SharedServer, list[tuple[str, float]]]:
     """A server of 10 units a second in all, and a log of (name, time)."""
-    timeline = Timeline()
+    timeline = EventQueue()
     return timeline, SharedServer(timeline, lambda jobs: 10.0 / jobs, most), []
 
 
 def test_actions_run_in_order_of_time_then_of_planning() -> None:
     """Earlier actions run first, like ones in the order of planning, and the past means now."""
-    timeline, log = Timeline(), []
+    timeline, log = EventQueue(), []
     timeline.plan(2.0, lambda: log.append(("b", timeline.now_s)))
     timeline.plan(2.0, lambda: timeline.plan(1.0, lambda: log.append(("d", timeline.now_s))))
     timeline.plan(2.0, lambda: log.append(("c", timeline.now_s)))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.rules import parse_rules
-from policies.simulator.models import EngineModel, Fleet, Line, Member
+from policies.simulator.models import EngineModel, Fleet, Member, WanLine
 from policies.simulator.replay import Replay
 from policies.simulator.report import Report
 from policies.simulator.trace import AgentTraffic, Row
@@ -24,7 +24,7 @@ TWO_CITIES = Fleet(
         Member("r0", Role.RLD, "a", PREFILL),
         *(Member(f"m{index}", Role.MD, "b", DECODE) for index in range(3)),
     ),
-    lines=(Line("a", "b", rate_bytes_per_s=4e8, rtt_s=0.03, cost=0.5),),
+    lines=(WanLine("a", "b", rate_bytes_per_s=4e8, rtt_s=0.03, cost=0.5),),
 )
 ROWS = AgentTraffic(sessions_per_s=0.1, duration_s=200).rows(random.Random(1))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from backends.valkey import EmbeddedValkey
-from gateway.control.documents.live import LiveDocuments, Refused
+from gateway.control.documents.live import DocumentsRefused, LiveDocuments
 from gateway.control.documents.store import Document, DocumentStore, Refusal
 from gateway.redis_client import connect
 from tests.fakes.gates import Watch
@@ -41,7 +41,7 @@ class Process:
         """Take a set, unless one of it is bad."""
         for document in documents:
             if document.value in self.bad:
-                raise Refused(document.name, "bad")
+                raise DocumentsRefused(document.name, "bad")
         self.sets.append({document.name: document.value for document in documents})
 
     async def until_rules(self, rules: dict[str, Any], up: bool = True) -> None:

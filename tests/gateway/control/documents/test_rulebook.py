@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.control.documents.live import Refused
+from gateway.control.documents.live import DocumentsRefused
 from gateway.control.documents.rulebook import RULES, RuleBook
 from gateway.control.documents.store import Document
 from gateway.failure import GenerationFailed
@@ -54,7 +54,7 @@ def test_a_bad_document_changes_nothing(bodies: dict[str, Any], name: str) -> No
     """One bad document refuses the whole set, names itself, and what was in force stays."""
     book = RuleBook(BASE)
     book.apply(documents(default={"regions": ["a"]}))
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(DocumentsRefused) as refused:
         book.apply(documents(**bodies))
     assert refused.value.name == name
     assert book.of("acme") == parse_rules({"regions": ["a"]})
@@ -66,7 +66,7 @@ def test_unknown_rules_serve_nobody() -> None:
     with pytest.raises(GenerationFailed) as refused:
         book.of("acme")
     assert (refused.value.status, refused.value.code) == (503, "rules_unknown")
-    with pytest.raises(Refused):
+    with pytest.raises(DocumentsRefused):
         book.apply(documents(default=[]))
     assert not book.known
     book.apply([])

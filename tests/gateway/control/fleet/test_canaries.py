@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from backends.errors import EngineUnavailable
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUsage
 from gateway.control.fleet.canaries import CanaryWatch, NoWay, Pair, sort_out
-from gateway.control.fleet.canary import LEAST_PROMPT_TOKENS, Crossing
+from gateway.control.fleet.canary import LEAST_PROMPT_TOKENS, CanaryPath
 from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel, load_model
@@ -88,13 +88,13 @@ class Fleet:
         self.instances.append(Instance(spec, engine, reachable=True))
         return self.instances[-1]
 
-    def find_crossing(self, model: str, prefill: Instance, decode: Instance) -> Crossing | None:
+    def find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
         """The one link there is."""
         if prefill.spec.region == decode.spec.region:
             return None
         if not self.link_is_up:
             raise NoWay("down")
-        return Crossing(self.path, "lmcache", MODEL, CHUNK_TOKENS)
+        return CanaryPath(self.path, "lmcache", MODEL, CHUNK_TOKENS)
 
     def watch(self, interval_s: float = 600.0) -> CanaryWatch:
         """Make the watch."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.control.limits.admission import Admission, Overloaded, Queues
+from gateway.control.limits.admission import Admission, AdmissionQueues, Overloaded
 
 
 async def settle() -> None:
@@ -119,7 +119,7 @@ async def test_several_answers_take_several_places() -> None:
 
 async def test_models_do_not_wait_for_each_other() -> None:
     """While one model is full another one's requests go on; what runs and waits is counted over all."""
-    queues = Queues({"small": 1, "large": 2}.get, 10, 10.0)
+    queues = AdmissionQueues({"small": 1, "large": 2}.get, 10, 10.0)
     await queues.of("small").enter("t", 1, 1)
     waiting = ask(queues.of("small"))
     await settle()

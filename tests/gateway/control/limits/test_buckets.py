@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.limits.buckets import Left, Meter, Rates, Standing
+from gateway.control.limits.buckets import Left, Meter, RateLimitStatus, Rates
 
 RATES = Rates(requests_per_min=6, tokens_per_min=600, concurrent=2)
 
@@ -16,7 +16,7 @@ def test_a_full_bucket_comes_at_once_and_refills_by_the_minute() -> None:
     assert [meter.ask(rates, 0, 0, 0.0).refused_by for _ in range(6)] == [None] * 6
     refused = meter.ask(rates, 0, 0, 0.0)
     assert (refused.refused_by, refused.retry_after_s) == ("requests", 10.0)
-    assert refused.standing == Standing(Left(6, 0, 60.0))
+    assert refused.standing == RateLimitStatus(Left(6, 0, 60.0))
     assert meter.ask(rates, 0, 0, 10.0).refused_by is None
 
 
@@ -46,7 +46,7 @@ def test_a_refusal_takes_nothing() -> None:
     meter = Meter()
     assert meter.ask(RATES, 100, 2, 0.0).refused_by == "concurrent"
     assert meter.ask(RATES, 601, 0, 0.0).refused_by == "tokens"
-    assert meter.ask(RATES, 100, 1, 0.0).standing == Standing(Left(6, 5, 10.0), Left(600, 500, 10.0))
+    assert meter.ask(RATES, 100, 1, 0.0).standing == RateLimitStatus(Left(6, 5, 10.0), Left(600, 500, 10.0))
 
 
 def test_the_longest_wait_is_told() -> None:
@@ -60,7 +60,7 @@ def test_the_longest_wait_is_told() -> None:
 def test_no_limits_hold_nothing() -> None:
     """Without limits everything passes and nothing is shown."""
     assert not Rates().any and RATES.any
-    assert Meter().ask(Rates(), 10**9, 10**6, 0.0).standing == Standing()
+    assert Meter().ask(Rates(), 10**9, 10**6, 0.0).standing == RateLimitStatus()
 
 
 @pytest.mark.parametrize(("processes", "requests", "concurrent"), [(1, 6, 2), (2, 3, 1), (3, 2, 1), (9, 1, 1)])

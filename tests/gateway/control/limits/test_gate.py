@@ -12,8 +12,8 @@ import pytest
 import redis.asyncio
 
 from backends.valkey import EmbeddedValkey
-from gateway.control.limits.buckets import Left, Rates, Standing
-from gateway.control.limits.gate import LimitGate
+from gateway.control.limits.buckets import Left, RateLimitStatus, Rates
+from gateway.control.limits.gate import RateLimiter
 from gateway.control.limits.leases import Lease, LimitReached, RequestTooLarge
 from tests.fakes.gates import Watch
 from tests.gateway.control.seams import Clock
@@ -30,7 +30,7 @@ class Process:
         self.clock = Clock()
         options = {"timeout_s": UNHURRIED_S, "interval_s": 0.02} | times
         self.exchange_count = 0
-        self.gate = LimitGate(url, lambda: processes, clock=self.clock, on_exchange=self._note, **options)
+        self.gate = RateLimiter(url, lambda: processes, clock=self.clock, on_exchange=self._note, **options)
 
     def _note(self) -> None:
         self.exchange_count += 1
@@ -93,7 +93,7 @@ async def test_one_bucket_for_all_processes(server: EmbeddedValkey) -> None:
     rates = Rates(requests_per_min=2, tokens_per_min=1000)
     async with run_processes(server.url, 2) as (one, other):
         first = await one.take(rates, 400)
-        assert first.standing == Standing(Left(2, 1, 30.0), Left(1000, 600, 24.0))
+        assert first.standing == RateLimitStatus(Left(2, 1, 30.0), Left(1000, 600, 24.0))
         second = await other.take(rates, 400)
         assert second.standing.requests is not None and second.standing.requests.remaining == 0
         refused = await one.refusal(rates)
@@ -146,7 +146,7 @@ async def test_redis_and_a_process_count_alike(server: EmbeddedValkey, seed: int
     """Over a random course, in a time in which next to nothing refills, both refuse the same for the same reason."""
     chance = random.Random(seed)
     rates = Rates(requests_per_min=chance.randint(3, 30), tokens_per_min=1000, concurrent=chance.randint(2, 6))
-    alone = LimitGate(None, lambda: 1, clock=Clock())
+    alone = RateLimiter(None, lambda: 1, clock=Clock())
     pairs: list[list[Lease]] = []
     async with run_processes(server.url, 1) as (one,):
         for _ in range(40):
@@ -162,7 +162,7 @@ async def test_redis_and_a_process_count_alike(server: EmbeddedValkey, seed: int
                 pairs.append(leases)
 
 
-async def ask(gate: LimitGate, rates: Rates, tokens: int) -> Lease | LimitReached:
+async def ask(gate: RateLimiter, rates: Rates, tokens: int) -> Lease | LimitReached:
     """Ask once."""
     try:
         return await gate.admit("t", rates, 1, tokens - 1)
@@ -175,7 +175,7 @@ async def test_without_limits_redis_is_not_asked(server: EmbeddedValkey) -> None
     async with run_processes(server.url, 1) as (one,), open_client(server) as client:
         lease = await one.take(Rates(), 10**9)
         lease.settle(5)
-        assert (lease.standing, await client.dbsize(), one.gate.running("t")) == (Standing(), 0, 0)
+        assert (lease.standing, await client.dbsize(), one.gate.running("t")) == (RateLimitStatus(), 0, 0)
 
 
 async def test_tenants_are_apart_and_unnamed(server: EmbeddedValkey) -> None:
@@ -318,7 +318,7 @@ async def test_scripts_that_are_gone_are_loaded_again(server: EmbeddedValkey) ->
 
 async def test_a_process_alone_is_exact() -> None:
     """Without a Redis the one process holds the whole limits."""
-    gate = LimitGate(None, lambda: 1, clock=Clock())
+    gate = RateLimiter(None, lambda: 1, clock=Clock())
     await gate.start()
     rates = Rates(concurrent=1, tokens_per_min=100)
     lease = await gate.admit("t", rates, 10, 20)

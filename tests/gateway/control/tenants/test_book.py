@@ -8,7 +8,7 @@ import pytest
 from gateway.control.documents.store import Document
 from gateway.control.limits.failures import Failures
 from gateway.control.tenants.book import BadKey, TenantBook, TenantDisabled, TenantRecord, TenantsUnknown
-from gateway.control.tenants.keys import Key, KeyRecord, hash_key, make_key
+from gateway.control.tenants.keys import ApiKey, KeyRecord, hash_key, make_key
 from tests.gateway.control.seams import Clock
 
 SECRET = b"0123456789abcdef"
@@ -20,7 +20,7 @@ def document(kind: str, name: str, record: object) -> Document:
 
 
 def key_document(
-    key: Key, tenant: str = "acme", *, expires_s: int | None = None, revoked_s: int | None = None
+    key: ApiKey, tenant: str = "acme", *, expires_s: int | None = None, revoked_s: int | None = None
 ) -> Document:
     """A stored key."""
     hashed = hash_key(SECRET, key)
@@ -33,7 +33,7 @@ def test_a_key_names_its_tenant() -> None:
     book, key = TenantBook(SECRET), make_key()
     book.apply([document("tenant", "acme", TenantRecord()), key_document(key)])
     assert (book.find(str(key)), book.tenants) == ("acme", ("acme",))
-    for wrong in ("", "pdd_", str(make_key()), str(Key(key.id, make_key().random))):
+    for wrong in ("", "pdd_", str(make_key()), str(ApiKey(key.id, make_key().random))):
         with pytest.raises(BadKey) as caught:
             book.find(wrong)
         assert caught.value.flaw is None

@@ -10,16 +10,16 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from backends.valkey import EmbeddedValkey
-from gateway.control.tenants.usage import HOUR_S, Usage, Use, read_usage
+from gateway.control.tenants.usage import HOUR_S, UsageMeter, Use, read_usage
 from tests.gateway.control.seams import Clock
 
 NOW_S = 1000.0 * HOUR_S
 
 
 @asynccontextmanager
-async def run_usage(url: str, clock: Clock | None = None, timeout_s: float = 5.0) -> AsyncGenerator[Usage, None]:
+async def run_usage(url: str, clock: Clock | None = None, timeout_s: float = 5.0) -> AsyncGenerator[UsageMeter, None]:
     """Count in one process; its background task does not run."""
-    usage = Usage(url, CollectorRegistry(), clock=clock or Clock(NOW_S), timeout_s=timeout_s)
+    usage = UsageMeter(url, CollectorRegistry(), clock=clock or Clock(NOW_S), timeout_s=timeout_s)
     try:
         yield usage
     finally:
@@ -95,7 +95,7 @@ async def test_a_normal_end_loses_nothing(server: EmbeddedValkey, client: redis.
 async def test_metrics_name_the_tenant() -> None:
     """The same counts are metrics; without a Redis they are all there is."""
     registry = CollectorRegistry()
-    usage = Usage(None, registry)
+    usage = UsageMeter(None, registry)
     await usage.start()
     usage.note("t", "m", Use(1, 10, 4, 1, 2, 3, 4, 5, 0.5))
     found = {
