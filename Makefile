@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 FAST := -m "not slow" -p no:cacheprovider
-COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.sse --cov-branch --cov-report=term-missing
+COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.sse --cov-branch --cov-report=term-missing
 
 .PHONY: install demo test check fast slow e2e e2e-pipelines e2e-nixl bench clean
 

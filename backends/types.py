@@ -131,7 +131,7 @@ class PathTraits:
 class TransferRequest:
     """KV of ``token_ids`` that the receiving region shall have.
 
-    ``dialect`` names how the store spells chunk keys (see ``backends.bridge.keys``); ``model`` is the store's name of
+    ``dialect`` names how the store spells chunk keys (``backends.kv.bridge.keys``); ``model`` is the store's name of
     the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
     paths on which engines fetch it themselves.
     """

@@ -17,9 +17,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "usage": ("gateway.cli.usage", "show what tenants have used"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
-    "bridge": ("backends.bridge.command", "run the KV bridge of a receiving region"),
-    "engine": ("backends.reference.command", "run the reference engine"),
-    "wan": ("backends.wan.command", "run a shaped link between two regions"),
+    "bridge": ("backends.kv.bridge.command", "run the KV bridge of a receiving region"),
+    "engine": ("backends.engines.reference.command", "run the reference engine"),
+    "wan": ("backends.transport.wan.command", "run a shaped link between two regions"),
 }
 
 

@@ -11,36 +11,36 @@ from typing import Self
 
 from starlette.types import ASGIApp
 
-from backends.external import Provider
-from backends.kv_subscriber import EventSource
-from backends.valkey import EmbeddedValkey, ValkeyUnavailable
+from backends.engines.external import Provider
+from backends.kv.subscriber import EventSource
+from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.exchange import RequestLimits
-from gateway.build import load_models, model_facts
-from gateway.control.documents.live import LiveDocuments
-from gateway.control.documents.rulebook import RULES, RuleBook
-from gateway.control.fleet.canaries import CanaryWatch, NoWay
-from gateway.control.fleet.canary import CanaryPath
-from gateway.control.fleet.learning import Learning
-from gateway.control.fleet.ledger import Ledger
-from gateway.control.fleet.pools import Instance
-from gateway.control.fleet.sessions import Sessions
-from gateway.discovery import PodWatch
-from gateway.exposure import find_doors
-from gateway.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
+from gateway.auth.exposure import find_doors
+from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
+from gateway.config.live import LiveDocuments
+from gateway.config.rulebook import RULES, RuleBook
+from gateway.config.settings import Settings, find_redis
+from gateway.fleet.build import load_models, model_facts
+from gateway.fleet.canaries import CanaryWatch, NoWay
+from gateway.fleet.canary import CanaryPath
+from gateway.fleet.discovery import PodWatch
+from gateway.fleet.learning import Learning
+from gateway.fleet.ledger import Ledger
+from gateway.fleet.pools import Instance
+from gateway.fleet.sessions import Sessions
+from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import CacheSpec, PrefixIndex
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
-from gateway.relay.service import RelayService
-from gateway.settings import Settings, find_redis
+from gateway.relay.router import RelayService
 from gateway.status import Status
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
-from gateway.topology import TOPOLOGY, LiveTopology
 from policies.types import Role
 
 log = logging.getLogger(__name__)

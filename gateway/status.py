@@ -7,16 +7,16 @@ from typing import Any
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.api.admin import Pages
-from gateway.control.documents.live import LiveDocuments
-from gateway.control.documents.rulebook import RULES, RuleBook
-from gateway.control.fleet.ledger import Ledger
-from gateway.control.fleet.pools import Instance, Pools
+from gateway.config.live import LiveDocuments
+from gateway.config.rulebook import RULES, RuleBook
+from gateway.fleet.ledger import Ledger
+from gateway.fleet.pools import Instance, Pools
+from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.relay.align import Aligner
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
-from gateway.topology import TOPOLOGY
 from policies.types import Role
 
 

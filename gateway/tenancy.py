@@ -6,19 +6,19 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from gateway.api.exchange import Access
-from gateway.api.gate import AdmissionControl
-from gateway.api.identify import Identify, KeyCheck, identify_anyone
-from gateway.control.documents.live import LiveDocuments
-from gateway.control.limits.admission import AdmissionQueues
-from gateway.control.limits.failures import Failures
-from gateway.control.limits.gate import RateLimiter
-from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantBook
-from gateway.control.tenants.salts import Salts
-from gateway.control.tenants.secret import BadSecret, derive, read_secret
-from gateway.control.tenants.usage import UsageMeter
-from gateway.fleet_settings import BadSettings
+from gateway.auth.identify import Identify, KeyCheck, identify_anyone
+from gateway.auth.salts import Salts
+from gateway.auth.secrets import BadSecret, derive, read_secret
+from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantBook
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.live import LiveDocuments
+from gateway.config.settings import AuthSettings, Settings
 from gateway.index.shared import RedisIndex
-from gateway.settings import AuthSettings, Settings
+from gateway.limits.admission import AdmissionControl
+from gateway.limits.failures import Failures
+from gateway.limits.queues import AdmissionQueues
+from gateway.limits.rate_limiter import RateLimiter
+from gateway.limits.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 

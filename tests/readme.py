@@ -13,10 +13,10 @@ import msgspec
 from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
-from gateway.control.tenants.usage import UsageMeter
+from gateway.config.settings import Settings
 from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
-from gateway.settings import Settings
+from gateway.limits.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
 from policies.reasons import REASONS
 from policies.rule_documents import RuleDocument

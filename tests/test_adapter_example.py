@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from gateway.app import Gateway
-from gateway.settings import parse_settings
+from gateway.config.settings import parse_settings
 from gateway.text.model import load_model
 from tests.fakes.engine import answer, send_piece
 from tests.fakes.index import KnownIndex

@@ -19,7 +19,7 @@ LOOK = """
 import importlib.util, json, pkgutil, sys
 import backends, gateway, policies
 
-EXTRA = ("backends.reference",)
+EXTRA = ("backends.engines.reference",)
 for package in (backends, gateway, policies):
     for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         if not module.name.startswith(EXTRA) and not module.name.endswith("__main__"):

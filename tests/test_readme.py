@@ -7,14 +7,14 @@ import msgspec
 import yaml
 from starlette.routing import Route
 
-from backends.adapters import EngineSpec, build_engine
+from backends.engines.adapters import EngineSpec, build_engine
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
-from gateway.api.door import AdminAuth
-from gateway.control.fleet.pools import Pools
+from gateway.auth.admin import AdminAuth
+from gateway.config.settings import AuthSettings, parse_settings
+from gateway.fleet.pools import Pools
 from gateway.passthrough.endpoint import PassthroughService, pass_routes
 from gateway.passthrough.servers import Servers
-from gateway.settings import AuthSettings, parse_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.rules import parse_rules

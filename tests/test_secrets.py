@@ -2,12 +2,12 @@
 
 import pytest
 
-from backends.adapters import EngineSpec
-from backends.bridge.resp import StoreAddress
-from backends.external import ExternalModel
-from gateway.api.door import AdminAuth
-from gateway.control.tenants.book import TenantBook
-from gateway.control.tenants.keys import ApiKey
+from backends.engines.adapters import EngineSpec
+from backends.engines.external import ExternalModel
+from backends.kv.bridge.resp import StoreAddress
+from gateway.auth.admin import AdminAuth
+from gateway.auth.keys import ApiKey
+from gateway.auth.tenants import TenantBook
 
 SECRET = "s3cretword"
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from backends.valkey import EmbeddedValkey
+from backends.transport.valkey import EmbeddedValkey
 
 
 @asynccontextmanager

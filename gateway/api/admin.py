@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gateway.api.door import AdminAuth
-from gateway.api.errors import ApiError
-from gateway.api.routing import JSON
+from gateway.auth.admin import AdminAuth
+from gateway.errors import ApiError
+from gateway.http.routing import JSON
 
 Handler = Callable[[Request], Awaitable[Response]]
 

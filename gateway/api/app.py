@@ -12,14 +12,14 @@ from starlette.routing import Route
 from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
 from gateway.api.completions import prepare_completion
-from gateway.api.door import AdminAuth
 from gateway.api.endpoint import GenerationEndpoint, Prepare
 from gateway.api.exchange import Access, RequestLimits
-from gateway.api.forms import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.api.formats import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.models import Models
-from gateway.api.passing import OverflowAnswers, Passthrough
-from gateway.api.routing import JSON, assemble
+from gateway.api.outside import OverflowAnswers, Passthrough
 from gateway.api.wire import encode
+from gateway.auth.admin import AdminAuth
+from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.api.body import JsonObject
-from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import Caller, PreparedRequest, Prompted, encode_prompt, make_job
 from gateway.api.models import Models
+from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, make_job
 from gateway.api.wire import ChatFields
+from gateway.errors import bad_field
+from gateway.http.body import JsonObject
 from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
 from gateway.text.reasoning import OPENING, ReasoningReader

@@ -6,8 +6,8 @@ error or is left out; it never reaches an engine.
 
 from collections.abc import Iterable
 
-from gateway.api.body import JsonObject
-from gateway.api.errors import bad_field
+from gateway.errors import bad_field
+from gateway.http.body import JsonObject
 from policies.tenant_rules import ClientFieldRules
 
 SHOWN_NAME_CHARACTERS = 100

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gateway.api.body import JsonObject
-from gateway.api.errors import bad_field
 from gateway.api.fields import MOST_LOGPROBS, read_fields
-from gateway.api.job import MOST_CHOICES, Caller, PreparedRequest, Prompted, encode_prompt, make_job, over_context
 from gateway.api.models import Models
+from gateway.api.prepare import MOST_CHOICES, Caller, PreparedRequest, Prompted, encode_prompt, make_job, over_context
 from gateway.api.wire import CompletionFields
+from gateway.errors import bad_field
+from gateway.http.body import JsonObject
 from gateway.text.model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16

@@ -8,22 +8,22 @@ from functools import partial
 
 from starlette.types import Receive, Scope, Send
 
-from backends.external import ExternalUsage
-from gateway.api import errors
-from gateway.api.body import JsonObject
+from backends.engines.external import ExternalUsage
+from gateway import errors
 from gateway.api.choice import Choice, count_cached
-from gateway.api.client import Client
 from gateway.api.client_fields import without_internal
 from gateway.api.exchange import Access, Asked, RequestLimits, hold_exchange, parse
-from gateway.api.forms import AnswerFormat
-from gateway.api.gate import Admission
-from gateway.api.job import Caller, PreparedRequest
+from gateway.api.formats import AnswerFormat
 from gateway.api.merge import merge
 from gateway.api.models import Models, resolve_name
-from gateway.api.passing import Outside, OverflowAnswers, Passthrough
+from gateway.api.outside import Outside, OverflowAnswers, Passthrough
+from gateway.api.prepare import Caller, PreparedRequest
 from gateway.api.respond import StreamWriter, write_stream, write_whole
-from gateway.control.tenants.usage import Use
 from gateway.failure import GenerationFailed
+from gateway.http.body import JsonObject
+from gateway.http.client import Client
+from gateway.limits.admission import Admission
+from gateway.limits.usage import Use
 from gateway.relay.types import Answer, Generator
 from policies.rules import Rules
 

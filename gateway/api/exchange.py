@@ -10,16 +10,16 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 from starlette.types import Message, Receive, Scope, Send
 
-from gateway.api.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
-from gateway.api.client import Client, Clients, ShuttingDown
-from gateway.api.edge import cut_connection
-from gateway.api.errors import ApiError, encode_error, error_messages, from_generation
-from gateway.api.gate import RANKS, AdmissionControl
-from gateway.api.identify import Identify
-from gateway.api.job import Caller
-from gateway.api.passing import AnswerBroken
-from gateway.control.tenants.salts import Salts
+from gateway.api.outside import AnswerBroken
+from gateway.api.prepare import Caller
+from gateway.auth.identify import Identify
+from gateway.auth.salts import Salts
+from gateway.errors import ApiError, encode_error, error_messages, from_generation
 from gateway.failure import GenerationFailed
+from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
+from gateway.http.client import Client, Clients, ShuttingDown
+from gateway.http.edge import cut_connection
+from gateway.limits.admission import RANKS, AdmissionControl
 from policies.rules import Rules
 
 INLINE_BODY_BYTES = 256 << 10

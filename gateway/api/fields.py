@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gateway.api.body import JsonObject
-from gateway.api.errors import ApiError, bad_field
 from gateway.api.wire import ChatFields, CompletionFields, GenerationFields, StreamOptions
+from gateway.errors import ApiError, bad_field
+from gateway.http.body import JsonObject
 
 Fields = TypeVar("Fields", bound=GenerationFields)
 

@@ -10,7 +10,7 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from gateway.api.errors import bad_field
+from gateway.errors import bad_field
 
 KEYS = frozenset({"audio_url", "file_url", "image_url", "server_url", "url", "video_url"})
 PRIVATE_SUFFIXES = (".arpa", ".internal", ".lan", ".local", ".localdomain", ".localhost", ".svc")

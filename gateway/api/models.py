@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.api.errors import ApiError
 from gateway.api.wire import ModelCard, ModelList
+from gateway.errors import ApiError
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules
 

@@ -10,11 +10,9 @@ from typing import Any
 from msgspec import UNSET
 
 from gateway.api.choice import Choice, count_cached
-from gateway.api.client import Client
-from gateway.api.errors import Headers, encode_error, from_generation
-from gateway.api.forms import AnswerFormat, Gathered
-from gateway.api.job import PreparedRequest
+from gateway.api.formats import AnswerFormat, Gathered
 from gateway.api.merge import Numbered
+from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
     AnswerBody,
     ChatChunkChoice,
@@ -24,7 +22,9 @@ from gateway.api.wire import (
     encode,
     encode_event,
 )
+from gateway.errors import Headers, encode_error, from_generation
 from gateway.failure import GenerationFailed
+from gateway.http.client import Client
 from gateway.relay.types import Finish, KeepAlive, Tokens
 
 DONE = b"data: [DONE]\n\n"

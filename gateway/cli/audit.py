@@ -9,7 +9,7 @@ from msgspec import to_builtins
 from gateway.cli.durations import read_duration_s
 from gateway.cli.observe import print_json
 from gateway.cli.operate import REPLY_TIMEOUT_S, add_place, describe_moment, open_store, run_change
-from gateway.control.documents.store import MOST_AUDIT, AuditEntry
+from gateway.config.document_store import MOST_AUDIT, AuditEntry
 
 LIMIT = 100
 

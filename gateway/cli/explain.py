@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gateway.api.body import parse_object
 from gateway.app import Gateway
 from gateway.cli.observe import (
     TENANT,
@@ -18,8 +17,9 @@ from gateway.cli.observe import (
     read_file,
     run_to_end,
 )
-from gateway.control.fleet.learning import Learning
-from gateway.settings import Settings, load_settings
+from gateway.config.settings import Settings, load_settings
+from gateway.fleet.learning import Learning
+from gateway.http.body import parse_object
 from policies.explain import explain_decision
 from policies.rules import Rules
 from policies.singular import UNUSED_BUDGET

@@ -10,8 +10,6 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.api.body import JsonObject, parse_object
-from gateway.api.errors import ApiError
 from gateway.app import Gateway
 from gateway.cli.observe import (
     CannotInspect,
@@ -23,8 +21,10 @@ from gateway.cli.observe import (
     read_file,
     run_to_end,
 )
+from gateway.config.settings import Settings, load_settings
+from gateway.errors import ApiError
+from gateway.http.body import JsonObject, parse_object
 from gateway.index.shared import RedisIndex
-from gateway.settings import Settings, load_settings
 
 WIDTH = 120
 

@@ -5,6 +5,9 @@ import time
 
 import msgspec
 
+from gateway.auth.keys import KeyRecord, hash_key, make_key, parse_key
+from gateway.auth.secrets import BadSecret, read_secret
+from gateway.auth.tenants import KEY_KIND, TENANT_KIND
 from gateway.cli.durations import read_duration_s
 from gateway.cli.operate import (
     CannotOperate,
@@ -16,10 +19,7 @@ from gateway.cli.operate import (
     read_settings,
     run_on_store,
 )
-from gateway.control.documents.store import Document, DocumentStore
-from gateway.control.tenants.book import KEY_KIND, TENANT_KIND
-from gateway.control.tenants.keys import KeyRecord, hash_key, make_key, parse_key
-from gateway.control.tenants.secret import BadSecret, read_secret
+from gateway.config.document_store import Document, DocumentStore
 from gateway.tenancy import find_secret
 
 SECRET_ENV = "PDD_SECRET"

@@ -13,26 +13,26 @@ import uvloop
 from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 
-from gateway.api.body import JsonObject
 from gateway.api.chat import prepare_chat
 from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
-from gateway.api.errors import ApiError
-from gateway.api.job import PreparedRequest
 from gateway.api.models import Models
+from gateway.api.prepare import PreparedRequest
 from gateway.app import Gateway
-from gateway.control.documents.live import DocumentsRefused
-from gateway.control.documents.rulebook import RULES
-from gateway.control.documents.store import DocumentStore
-from gateway.control.tenants.book import TENANT_KIND, TenantBook
+from gateway.auth.tenants import TENANT_KIND, TenantBook
+from gateway.config.document_store import DocumentStore
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.live import DocumentsRefused
+from gateway.config.rulebook import RULES
+from gateway.config.settings import Settings, find_redis
+from gateway.errors import ApiError
 from gateway.failure import GenerationFailed, reason_of
-from gateway.fleet_settings import BadSettings
+from gateway.fleet.topology import TOPOLOGY
+from gateway.http.body import JsonObject
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
-from gateway.redis_client import connect
-from gateway.settings import Settings, find_redis
+from gateway.redis.client import connect
 from gateway.tenancy import open_index
-from gateway.topology import TOPOLOGY
 
 T = TypeVar("T")
 TENANT = "default"

@@ -15,10 +15,10 @@ import uvloop
 import yaml
 from redis.exceptions import RedisError
 
-from gateway.control.documents.store import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal
-from gateway.fleet_settings import BadSettings
-from gateway.redis_client import connect
-from gateway.settings import Settings, find_redis, load_settings, read_yaml
+from gateway.config.document_store import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import Settings, find_redis, load_settings, read_yaml
+from gateway.redis.client import connect
 
 Command = Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]
 

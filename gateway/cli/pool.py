@@ -15,10 +15,10 @@ from gateway.cli.operate import (
     read_value,
     run_on_store,
 )
-from gateway.control.documents.store import DocumentStore
-from gateway.fleet_settings import BadSettings
-from gateway.settings import Settings
-from gateway.topology import FLEET, TOPOLOGY, Topology, overlay, read_topology
+from gateway.config.document_store import DocumentStore
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import Settings
+from gateway.fleet.topology import FLEET, TOPOLOGY, Topology, overlay, read_topology
 
 Body = dict[str, Any]
 

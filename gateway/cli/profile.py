@@ -16,11 +16,11 @@ from typing import Any
 import msgspec
 import uvloop
 
-from backends.adapters import BadEngine, EngineSpec, build_engine
 from backends.base import Engine
+from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.errors import BackendError, EngineRejected, EngineTimeout
 from backends.types import LegRequest, Sampling
-from gateway.control.fleet.curves import CurveFile, Measured, write_curve
+from gateway.fleet.curves import CurveFile, Measured, write_curve
 from policies.valley import PrefillCurve, find_steps, find_valleys
 
 LEAST_ID = 10

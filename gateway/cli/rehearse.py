@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from gateway.control.documents.rulebook import RuleBook
-from gateway.fleet_settings import BadSettings
-from gateway.settings import Settings
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.rulebook import RuleBook
+from gateway.config.settings import Settings
 from policies.eligibility import RequestFeatures, unsplittable_reason
 from policies.route import choose_plan
 from policies.rule_documents import DEFAULT

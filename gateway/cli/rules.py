@@ -31,9 +31,9 @@ from gateway.cli.operate import (
     to_yaml,
 )
 from gateway.cli.rehearse import rehearse
-from gateway.control.documents.live import DocumentsRefused
-from gateway.control.documents.rulebook import RULES, RuleBook
-from gateway.control.documents.store import Changes, Document, DocumentStore
+from gateway.config.document_store import Changes, Document, DocumentStore
+from gateway.config.live import DocumentsRefused
+from gateway.config.rulebook import RULES, RuleBook
 from policies.rule_documents import DEFAULT, document_schema
 from policies.rules import Rules
 

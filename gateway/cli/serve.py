@@ -14,13 +14,13 @@ import msgspec
 import uvloop
 from starlette.types import ASGIApp
 
-from backends.lifetime import die_with_parent
-from backends.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
-from gateway.api.edge import Edge, EdgeProtocol
+from backends.transport.lifetime import die_with_parent
+from backends.transport.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
 from gateway.app import open_gateway
-from gateway.exposure import read_tls
-from gateway.fleet_settings import BadSettings
-from gateway.settings import Settings, find_proxies, load_rules, load_settings
+from gateway.auth.exposure import read_tls
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import Settings, find_proxies, load_rules, load_settings
+from gateway.http.edge import Edge, EdgeProtocol
 from gateway.telemetry.logs import start_logging
 from gateway.tenancy import check_exposure
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.auth.tenants import TENANT_KIND, TenantRecord
 from gateway.cli.operate import (
     CannotOperate,
     Command,
@@ -14,8 +15,7 @@ from gateway.cli.operate import (
     find_author,
     run_on_store,
 )
-from gateway.control.documents.store import Document, DocumentStore
-from gateway.control.tenants.book import TENANT_KIND, TenantRecord
+from gateway.config.document_store import Document, DocumentStore
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

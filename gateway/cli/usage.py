@@ -8,13 +8,13 @@ from dataclasses import asdict, fields
 from rich.console import Console
 from rich.table import Table
 
-from gateway.api.identify import OPEN_TENANT
+from gateway.auth.identify import OPEN_TENANT
+from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.durations import read_duration_s
 from gateway.cli.observe import print_json
 from gateway.cli.operate import REPLY_TIMEOUT_S, add_place, open_store, run_change
-from gateway.control.documents.store import DocumentStore
-from gateway.control.tenants.book import TENANT_KIND
-from gateway.control.tenants.usage import HOUR_S, KEPT_S, Use, read_usage
+from gateway.config.document_store import DocumentStore
+from gateway.limits.usage import HOUR_S, KEPT_S, Use, read_usage
 
 WIDTH = 180
 

@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from backends.metrics import read_samples
-from backends.valkey import EmbeddedValkey, ValkeyUnavailable
+from backends.engines.metrics import read_samples
+from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.demo.processes import Child, DemoFailed, pdd
 
 MODEL = "demo"

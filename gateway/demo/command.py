@@ -14,17 +14,17 @@ import uvloop
 import yaml
 from rich.console import Console
 
-from backends.lifetime import die_with_parent
-from backends.reference.demo_model import MODEL_DIR
-from backends.reference.demo_model.prompts import long_prompt
-from backends.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
-from gateway.api.edge import EdgeProtocol
+from backends.engines.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model.prompts import long_prompt
+from backends.transport.lifetime import die_with_parent
+from backends.transport.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
 from gateway.app import Gateway, open_gateway
+from gateway.config.settings import parse_settings
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, run_cluster
 from gateway.demo.processes import DemoFailed
 from gateway.demo.report import print_answer, print_explain, print_table, print_usage
 from gateway.demo.scenarios import ScenarioStage, measure_rtt, run_scenarios, user, warm_up
-from gateway.settings import parse_settings
+from gateway.http.edge import EdgeProtocol
 from policies.rules import Rules
 
 CONFIG, REQUEST = "gateway.yaml", "request.json"

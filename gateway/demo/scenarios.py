@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import orjson
 
-from backends.reference.demo_model.prompts import follow_up, long_prompt
+from backends.engines.reference.demo_model.prompts import follow_up, long_prompt
 from gateway.app import Gateway
 from gateway.demo.cluster import MODEL, Cluster
 from policies.rules import parse_rules

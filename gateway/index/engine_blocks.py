@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from backends.hashing import DIGEST_BYTES, block_keys
-from backends.kv_events import EngineBlockHash
+from backends.kv.events import EngineBlockHash
+from backends.kv.hashing import DIGEST_BYTES, block_keys
 from gateway.index.block_tree import ROOT
 from gateway.index.mirror import CacheDelta
 

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from zmq.asyncio import Context
 
-from backends.kv_events import BadFrame, BlocksCleared, EventBatch, decode_batch
-from backends.kv_subscriber import EventSource, EventSubscriber, Frame, ReplayUnavailable
+from backends.kv.events import BadFrame, BlocksCleared, EventBatch, decode_batch
+from backends.kv.subscriber import EventSource, EventSubscriber, Frame, ReplayUnavailable
 from gateway.index.engine_blocks import Change, EventMark
 from gateway.index.mirror import CacheDelta
 from gateway.index.residency import Residency

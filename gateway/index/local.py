@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from backends.hashing import chain_seed, hash_blocks
+from backends.kv.hashing import chain_seed, hash_blocks
 from gateway.index.mirror import Mirror
 from gateway.index.types import CacheHit, CacheSpec, IndexStats
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from backends.hashing import BLOCK_TOKENS
+from backends.kv.hashing import BLOCK_TOKENS
 from gateway.index.types import CacheHit, CacheSpec, InstanceStats
 
 PREDICTED_LIMIT_BLOCKS = 1_000_000

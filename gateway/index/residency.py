@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
-from backends.hashing import BLOCK_TOKENS, block_keys, chain_digests
-from backends.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
+from backends.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
+from backends.kv.hashing import BLOCK_TOKENS, block_keys, chain_digests
 from gateway.index.block_tree import ROOT, BlockTree
 from gateway.index.engine_blocks import (
     NO_TOKENS,

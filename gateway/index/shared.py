@@ -13,7 +13,7 @@ from gateway.index.leased import LeasedIngest
 from gateway.index.local import LocalIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec, IndexStats
-from gateway.redis_client import connect
+from gateway.redis.client import connect
 from gateway.tasks import TaskSet
 
 _NOTES_QUEUED = 1_000

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 import redis.asyncio
 
-from gateway.index import scripts
 from gateway.index.engine_blocks import Change, EventMark
 from gateway.index.mirror import CacheDelta
 from gateway.index.types import CacheSpec
+from gateway.redis import index_scripts as scripts
 
 _SCAN_COUNT = 10_000
 _RECORDS_COUNT = 1_000

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from backends.kv_subscriber import EventSource
+from backends.kv.subscriber import EventSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from collections.abc import Collection
 
-from backends.external import ExternalModel, Provider
-from backends.litellm import load_litellm
-from gateway.api.gate import AdmissionControl
-from gateway.control.fleet.pools import Pools
-from gateway.fleet_settings import BadSettings, UpstreamSettings
+from backends.engines.external import ExternalModel, Provider
+from backends.engines.litellm import load_litellm
+from gateway.config.fleet_settings import BadSettings, UpstreamSettings
+from gateway.config.settings import Settings, read_key
+from gateway.fleet.pools import Pools
+from gateway.limits.admission import AdmissionControl
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.passthrough.overflow import OverflowService
 from gateway.passthrough.servers import Servers
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
-from gateway.settings import Settings, read_key
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 

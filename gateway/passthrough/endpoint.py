@@ -10,22 +10,22 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.body import JsonObject
-from gateway.api.client import Client
 from gateway.api.client_fields import find_internal, without_internal
-from gateway.api.errors import ApiError, bad_field
 from gateway.api.exchange import Access, Asked, RequestLimits, hold_exchange, parse
-from gateway.api.gate import Admission, AdmissionControl
-from gateway.api.job import Caller, check_prompt_limit
 from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
-from gateway.control.tenants.usage import Use
+from gateway.api.prepare import Caller, check_prompt_limit
+from gateway.config.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, BodyFormat
+from gateway.errors import ApiError, bad_field
+from gateway.http.body import JsonObject
+from gateway.http.client import Client
+from gateway.limits.admission import Admission, AdmissionControl
+from gateway.limits.usage import Use
 from gateway.passthrough.forward import PassedRequest, pass_on
 from gateway.passthrough.headers import pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
-from gateway.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, BodyFormat
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 
@@ -39,7 +39,7 @@ OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 @dataclass(frozen=True, slots=True)
 class PassthroughService:
-    """Passes requests on; see ``gateway.api.passing.Passthrough``."""
+    """Passes requests on; see ``gateway.api.outside.Passthrough``."""
 
     servers: Servers
     timelines: Timelines

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import orjson
 
+from backends.engines.http_engine import MAX_REFUSAL_BYTES, retry_after_s
 from backends.errors import BackendError, EngineBroken, EngineTimeout, EngineUnavailable
-from backends.exchange import MAX_REFUSAL_BYTES, retry_after_s
-from backends.sse import EventTooLarge, SseParser
-from backends.stream import Response
-from gateway.api.client import Client
-from gateway.api.errors import ApiError, Headers, encode_error
-from gateway.api.passing import AnswerBroken
+from backends.transport.client import Response
+from backends.transport.sse import EventTooLarge, SseParser
+from gateway.api.outside import AnswerBroken
+from gateway.errors import ApiError, Headers, encode_error
+from gateway.http.client import Client
 from gateway.passthrough.headers import pick_answer_headers
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import PassthroughServer, Servers

@@ -7,15 +7,15 @@ from typing import Any
 
 import orjson
 
+from backends.engines.external import ExternalChunk, ExternalModel, ExternalUsage, Provider
 from backends.errors import BackendError, EngineRejected, EngineTimeout, EngineUnavailable
-from backends.external import ExternalChunk, ExternalModel, ExternalUsage, Provider
-from gateway.api.body import JsonObject
-from gateway.api.client import Client
-from gateway.api.errors import Headers, encode_error, from_generation
-from gateway.api.job import PreparedRequest
-from gateway.api.passing import Outside
-from gateway.control.fleet.pools import Pools
+from gateway.api.outside import Outside
+from gateway.api.prepare import PreparedRequest
+from gateway.errors import Headers, encode_error, from_generation
 from gateway.failure import GenerationFailed
+from gateway.fleet.pools import Pools
+from gateway.http.body import JsonObject
+from gateway.http.client import Client
 from gateway.passthrough.spending import Spending
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
@@ -27,7 +27,7 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class OverflowService:
-    """See ``gateway.api.passing.OverflowAnswers``. ``models`` are those that the settings know, by LiteLLM's names."""
+    """See ``gateway.api.outside.OverflowAnswers``. ``models`` are those that the settings know, by LiteLLM's names."""
 
     provider: Provider | None
     models: Mapping[str, ExternalModel]

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from backends.errors import BackendError
-from backends.stream import HttpOrigin
-from gateway.control.fleet.pools import Instance, Pools
+from backends.transport.client import HttpOrigin
+from gateway.config.paths import GENERATION_PATHS
+from gateway.fleet.pools import Instance, Pools
 from gateway.passthrough.upstreams import Upstream, make_origin
-from gateway.paths import GENERATION_PATHS
 from policies.types import Role
 
 

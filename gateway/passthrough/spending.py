@@ -1,8 +1,8 @@
 """Notes what an answer from outside does and costs, as its timeline and as metrics. Never any text."""
 
+from backends.engines.external import ExternalChunk, ExternalUsage
 from backends.errors import BackendError
-from backends.external import ExternalChunk, ExternalUsage
-from gateway.api.passing import Outside
+from gateway.api.outside import Outside
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
 

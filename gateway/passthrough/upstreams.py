@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable
-from backends.stream import HttpOrigin
+from backends.transport.client import HttpOrigin
 from gateway.failure import reason_of
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from backends.sse import EventTooLarge, SseParser
+from backends.transport.sse import EventTooLarge, SseParser
 
 
 class UsageReader:

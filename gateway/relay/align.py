@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from backends.errors import BackendError
-from gateway.control.fleet.pools import Instance
+from gateway.fleet.pools import Instance
 from gateway.relay.legs import build_align_leg
 from gateway.relay.types import GenerationRequest
 from policies.rules import RelayRules

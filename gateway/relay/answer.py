@@ -5,18 +5,18 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 from backends.errors import EngineRejected
-from gateway.control.fleet.pools import Pools
 from gateway.failure import GenerationFailed
+from gateway.fleet.pools import Pools
 from gateway.relay.align import Aligner, AlignJob
-from gateway.relay.cast import Failover
-from gateway.relay.course import AnswerPlan
+from gateway.relay.answer_plan import AnswerPlan
+from gateway.relay.failover import Failover
 from gateway.relay.legs import ROLE_OF
 from gateway.relay.mailbox import Mailbox
 from gateway.relay.outbox import Outbox
 from gateway.relay.record import Record
 from gateway.relay.runner import LegRunner
 from gateway.relay.splice import Splice
-from gateway.relay.steps import (
+from gateway.relay.splice_events import (
     Action,
     ClientGone,
     CloseLeg,

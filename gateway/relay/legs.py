@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from backends.types import LegRequest, Sampling
-from gateway.relay.steps import LegKind, StartLeg
+from gateway.relay.splice_events import LegKind, StartLeg
 from gateway.relay.types import GenerationRequest
 from policies.rules import RelayRules
 from policies.types import Role

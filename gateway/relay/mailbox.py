@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.relay.steps import Event
+from gateway.relay.splice_events import Event
 
 WAITING_CHUNKS = 64
 

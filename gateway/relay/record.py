@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
-from gateway.control.tenants.usage import Use
 from gateway.failure import GenerationFailed
+from gateway.limits.usage import Use
 from gateway.relay.splice import Splice
-from gateway.relay.steps import LegId, StartLeg
+from gateway.relay.splice_events import LegId, StartLeg
 from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline

@@ -9,16 +9,16 @@ from typing import Literal
 
 from backends.errors import BackendError, EngineRejected, EngineTimeout
 from backends.types import EngineFinish, LegRequest, LegUsage
-from gateway.control.fleet.pools import Instance, Pools
-from gateway.relay.cast import Failover
-from gateway.relay.course import AnswerPlan
+from gateway.fleet.pools import Instance, Pools
+from gateway.relay.answer_plan import AnswerPlan
+from gateway.relay.failover import Failover
+from gateway.relay.leg_pace import LegPace
 from gateway.relay.legs import ROLE_OF, build_leg
-from gateway.relay.loan import NixlLease
 from gateway.relay.mailbox import Mailbox
-from gateway.relay.pace import LegPace
-from gateway.relay.patience import FirstTokenTimeouts
+from gateway.relay.nixl_lease import NixlLease
 from gateway.relay.record import Record
-from gateway.relay.steps import LegEnded, LegFailed, LegId, LegKind, LegTokens, LegUnplaced, StartLeg
+from gateway.relay.splice_events import LegEnded, LegFailed, LegId, LegKind, LegTokens, LegUnplaced, StartLeg
+from gateway.relay.timeouts import FirstTokenTimeouts
 from policies.types import Role
 
 log = logging.getLogger(__name__)

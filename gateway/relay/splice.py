@@ -27,7 +27,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.relay.steps import (
+from gateway.relay.splice_events import (
     Action,
     ClientGone,
     CloseLeg,

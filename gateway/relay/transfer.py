@@ -9,7 +9,7 @@ from backends.base import KvPath
 from backends.errors import TransferFailed
 from backends.types import TransferRequest
 from gateway.relay.record import Record
-from gateway.relay.steps import Event, KvFailed, KvReady
+from gateway.relay.splice_events import Event, KvFailed, KvReady
 
 
 class KvTransfer:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from backends.vllm import VllmEngine
+from backends.engines.vllm import VllmEngine
 from tests.fakes.engine import FakeEngine
 
 

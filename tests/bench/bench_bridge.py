@@ -10,11 +10,11 @@ from pathlib import Path
 
 import redis.asyncio
 
-from backends.bridge.client import BridgePath
-from backends.bridge.keys import DIALECTS, KeyRequest
-from backends.bridge.resp import StoreAddress
+from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.keys import DIALECTS, KeyRequest
+from backends.kv.bridge.resp import StoreAddress
 from backends.types import TransferRequest
-from tests.backends.bridge.commands import run_command, through
+from tests.backends.kv.bridge.commands import run_command, through
 from tests.valkey import run_valkey
 
 RATES_MBIT = (20, 80, 400)
@@ -49,13 +49,13 @@ async def measure(rate_mbit: int) -> tuple[float, float]:
         target = f"127.0.0.1:{StoreAddress.parse(store_a).port}"
         async with (
             run_command(
-                "backends.wan.command",
+                "backends.transport.wan.command",
                 f"--route=127.0.0.1:0={target}",
                 f"--rate-mbit={rate_mbit}",
                 f"--delay-ms={DELAY_MS}",
             ) as wan,
             run_command(
-                "backends.bridge.command", "--source", through(store_a, wan.routes[0]), "--dest", store_b
+                "backends.kv.bridge.command", "--source", through(store_a, wan.routes[0]), "--dest", store_b
             ) as bridge,
         ):
             path = BridgePath(bridge.url)

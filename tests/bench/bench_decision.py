@@ -5,19 +5,19 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from backends.hashing import BLOCK_TOKENS
-from backends.kv_subscriber import EventSource
+from backends.engines.vllm import VllmEngine
+from backends.kv.hashing import BLOCK_TOKENS
+from backends.kv.subscriber import EventSource
 from backends.types import Capabilities, EngineLoad, LinkState
-from backends.vllm import VllmEngine
-from gateway.control.documents.rulebook import RuleBook
-from gateway.control.fleet.learning import Learning
-from gateway.control.fleet.links import Link, Links
-from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
-from gateway.control.fleet.sessions import Sessions
+from gateway.config.rulebook import RuleBook
+from gateway.fleet.learning import Learning
+from gateway.fleet.links import Link, Links
+from gateway.fleet.pools import Instance, InstanceSpec, Pools
+from gateway.fleet.sessions import Sessions
 from gateway.index.mirror import CacheDelta, Mirror
 from gateway.index.types import CacheHit, CacheSpec
 from gateway.relay.align import Aligner
-from gateway.relay.service import ModelFacts, RelayService
+from gateway.relay.router import ModelFacts, RelayService
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines

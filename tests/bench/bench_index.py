@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from statistics import median
 
-from backends.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
-from backends.kv_events import decode_batch
-from backends.kv_subscriber import EventSource
+from backends.kv.events import decode_batch
+from backends.kv.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
+from backends.kv.subscriber import EventSource
 from gateway.index.engine_blocks import Change
 from gateway.index.ingest import IngestTimes
 from gateway.index.mirror import CacheDelta, Mirror

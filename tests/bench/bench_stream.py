@@ -16,9 +16,9 @@ import httpx
 import orjson
 import uvloop
 
-from backends.completions import STREAM_OPTIONS
+from backends.engines.vllm import VllmEngine
+from backends.engines.vllm_completions import STREAM_OPTIONS
 from backends.types import LegRequest
-from backends.vllm import VllmEngine
 
 SATURATED_CHUNKS = 20_000
 PACED_CHUNKS = 1_500

@@ -16,7 +16,7 @@ import pytest
 
 from backends.errors import TransferFailed
 from backends.types import TransferProgress, TransferRequest
-from gateway.control.fleet.links import MeasuredPath
+from gateway.fleet.links import MeasuredPath
 
 PATIENCE_S = 15.0
 

@@ -14,10 +14,10 @@ import msgspec
 from redis.asyncio import Redis
 from zmq.asyncio import Context
 
-from backends.completions import encode_leg
-from backends.generate import GENERATE_PATH, encode_generate
-from backends.kv_subscriber import EventSource, EventSubscriber
-from backends.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model import MODEL_DIR
+from backends.engines.vllm_completions import encode_leg
+from backends.engines.vllm_generate import GENERATE_PATH, encode_generate
+from backends.kv.subscriber import EventSource, EventSubscriber
 from backends.types import LegRequest, Sampling
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, run_cluster
 from tests.contract.prompts import CHUNK_TOKENS, MODEL_PATH, PROMPT, RECORDINGS, SALT, SALTED

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import httpx
 
-from backends.lending import encode_lending
-from backends.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model import MODEL_DIR
+from backends.engines.vllm_nixl import encode_lending
 from backends.types import LegRequest, Sampling
 from gateway.demo.cluster import MODEL, ClusterPlan, run_cluster
 from tests.contract.prompts import CHUNK_TOKENS, MODEL_PATH, PROMPT, RECORDINGS

@@ -2,9 +2,9 @@
 
 import msgspec
 
-from backends.completions import encode_leg
-from backends.lending import decode_lending
-from backends.lmcache import CacheServer
+from backends.engines.vllm_completions import encode_leg
+from backends.engines.vllm_nixl import decode_lending
+from backends.kv.lmcache import CacheServer
 from backends.types import LegRequest, LegUsage
 from tests.contract.prompts import PROMPT, RECORDINGS
 from tests.fakes.cache_server import FakeCacheServer

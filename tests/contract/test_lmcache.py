@@ -2,7 +2,7 @@
 
 import msgspec
 
-from backends.bridge.keys import DIALECTS, KeyRequest
+from backends.kv.bridge.keys import DIALECTS, KeyRequest
 from tests.contract.prompts import CHUNK_TOKENS, KV_BYTES_PER_TOKEN, MODEL_PATH, PROMPT, RECORDINGS, SALT, SALTED
 
 STORED = msgspec.json.decode((RECORDINGS / "lmcache_keys.json").read_bytes(), type=dict[str, int])

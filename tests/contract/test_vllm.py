@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from backends.completions import CompletionDecoder, parse_chunk
+from backends.engines.refusals import refusal
+from backends.engines.vllm import VllmEngine
+from backends.engines.vllm_completions import CompletionDecoder, parse_chunk
 from backends.errors import EngineRejected, IdsMissing
-from backends.hashing import chain_seed, hash_blocks
-from backends.kv_events import BlocksStored, decode_batch
-from backends.refusals import refusal
-from backends.sse import SseParser
+from backends.kv.events import BlocksStored, decode_batch
+from backends.kv.hashing import chain_seed, hash_blocks
+from backends.transport.sse import SseParser
 from backends.types import Capabilities, LegChunk
-from backends.vllm import VllmEngine
 from gateway.demo.cluster import EngineEvents
 from gateway.index.residency import Residency
 from tests.contract.prompts import BLOCK_TOKENS, PROMPT, RECORDINGS, SALT, SALTED

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from gateway.__main__ import COMMANDS
-from gateway.settings import Settings, parse_settings
+from gateway.config.settings import Settings, parse_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"

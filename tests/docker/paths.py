@@ -7,15 +7,15 @@ from typing import Any, cast
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from backends.bridge.mover import Mover
-from backends.bridge.resp import StoreAddress
-from backends.bridge.server import make_app
-from backends.bridge.types import BridgeLimits
-from backends.reference.server import EngineServer
-from backends.wan.control import make_control
+from backends.engines.reference.server import EngineServer
+from backends.kv.bridge.mover import Mover
+from backends.kv.bridge.resp import StoreAddress
+from backends.kv.bridge.server import make_app
+from backends.kv.bridge.types import BridgeLimits
+from backends.transport.wan.control import make_control
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.door import AdminAuth
+from gateway.auth.admin import AdminAuth
 from tests.fakes.answers import ScriptedGenerator
 from tests.gateway.api.access import make_access
 

@@ -10,11 +10,11 @@ import pytest
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
-from backends.bridge.metrics import BridgeMetrics
-from backends.bridge.mover import Mover
-from backends.bridge.resp import StoreAddress
-from backends.bridge.types import BridgeLimits
-from backends.reference.metrics import EngineMetrics
+from backends.engines.reference.metrics import EngineMetrics
+from backends.kv.bridge.metrics import BridgeMetrics
+from backends.kv.bridge.mover import Mover
+from backends.kv.bridge.resp import StoreAddress
+from backends.kv.bridge.types import BridgeLimits
 from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.telemetry.metrics import Metrics

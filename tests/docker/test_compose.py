@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.demo.command import kv_bytes_per_token
 from gateway.tenancy import check_exposure
 from tests.docker.files import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from backends.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.demo.scenarios import warm_up
 from tests.e2e.kit import RATE_MBIT, VllmKit
 from tests.integration.regions import RELAYED, Regions, open_regions

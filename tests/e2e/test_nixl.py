@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from backends.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.demo.cluster import ClusterPlan, run_cluster
 from tests.e2e.kit import RATE_MBIT, NixlKit
 from tests.integration.regions import RELAYED, Regions, eventually, in_eager, open_front

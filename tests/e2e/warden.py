@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 from types import FrameType
 
-from backends.lifetime import die_with_parent
+from backends.transport.lifetime import die_with_parent
 
 GRACE_S = 6.0
 POLL_INTERVAL_S = 0.2

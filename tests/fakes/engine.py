@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from backends.generate import GENERATE_PATH
+from backends.engines.vllm_generate import GENERATE_PATH
 from tests.fakes.loans import Loans
 from tests.fakes.script import (
     EOS,

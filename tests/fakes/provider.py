@@ -3,8 +3,8 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
+from backends.engines.external import ExternalChunk, ExternalModel, ExternalUsage
 from backends.errors import BackendError
-from backends.external import ExternalChunk, ExternalModel, ExternalUsage
 from tests.fakes.gates import HoldGate, Watch
 
 Step = ExternalChunk | BackendError | HoldGate

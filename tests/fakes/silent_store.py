@@ -1,6 +1,6 @@
 """A hand on the documents whose changes are told to nobody."""
 
-from gateway.control.documents.store import DocumentStore
+from gateway.config.document_store import DocumentStore
 
 
 class SilentStore(DocumentStore):

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from backends.bridge.client import BridgePath
-from backends.prefetch import PrefetchPath
-from backends.pull import EnginePull, NixlPull
-from backends.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model import MODEL_DIR
+from backends.kv.bridge.client import BridgePath
+from backends.kv.prefetch import PrefetchPath
+from backends.kv.pull import EnginePull, NixlPull
 from gateway.app import Gateway
-from gateway.fleet_settings import BadSettings
-from gateway.settings import Settings, parse_settings
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import Settings, parse_settings
 from tests.fakes.index import KnownIndex
 
 URL = "http://127.0.0.1:9"

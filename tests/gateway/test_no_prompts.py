@@ -17,15 +17,15 @@ import pytest
 import redis.asyncio
 
 from gateway.app import Gateway
-from gateway.control.documents.store import DocumentStore
-from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantRecord
-from gateway.control.tenants.keys import KeyRecord, hash_key, make_key
-from gateway.settings import parse_settings
+from gateway.auth.keys import KeyRecord, hash_key, make_key
+from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantRecord
+from gateway.config.document_store import DocumentStore
+from gateway.config.settings import parse_settings
 from gateway.tenancy import open_index
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import Cut, ErrorEvent, Refuse, Script
-from tests.gateway.api.edge_server import EdgeServer
+from tests.gateway.http.edge_server import EdgeServer
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
 from tests.gateway.model_dir import model_dir
 from tests.integration.regions import eventually

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 
 from gateway.app import Gateway
-from gateway.settings import parse_settings
+from gateway.config.settings import parse_settings
 from tests.fakes.index import KnownIndex
 from tests.fakes.script import continuation
 from tests.fakes.server import AppServer

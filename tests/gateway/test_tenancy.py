@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from backends.hashing import chain_seed, hash_blocks
-from gateway.fleet_settings import BadSettings
-from gateway.settings import parse_settings
+from backends.kv.hashing import chain_seed, hash_blocks
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import parse_settings
 from gateway.tenancy import check_exposure, find_secret, name_index
 
 BASE: dict[str, Any] = {

@@ -12,15 +12,15 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from backends.metrics import read_samples
-from backends.reference.demo_model import MODEL_DIR
-from backends.reference.demo_model.prompts import long_prompt
-from backends.serving import bind, serve
+from backends.engines.metrics import read_samples
+from backends.engines.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model.prompts import long_prompt
+from backends.transport.serving import bind, serve
 from gateway.app import Gateway, open_gateway
+from gateway.config.settings import parse_settings
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, EngineKit, ReferenceKit, bridge_child, run_cluster
 from gateway.demo.command import kv_bytes_per_token
 from gateway.demo.scenarios import run_alone
-from gateway.settings import parse_settings
 from policies.rules import parse_rules
 
 ANSWER_TOKENS = 400

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.app import Gateway
-from gateway.settings import parse_settings
+from gateway.config.settings import parse_settings
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
 from tests.fakes.upstream import SSE, FakeUpstream, Say

@@ -15,12 +15,12 @@ import pytest
 import pytest_asyncio
 import redis.asyncio
 
-from gateway.control.documents.rulebook import RULES
-from gateway.control.documents.store import DocumentStore
-from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, TenantRecord
-from gateway.control.tenants.keys import ApiKey, KeyRecord, hash_key, make_key
+from gateway.auth.keys import ApiKey, KeyRecord, hash_key, make_key
+from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantRecord
+from gateway.config.document_store import DocumentStore
+from gateway.config.rulebook import RULES
 from gateway.demo.processes import Child, pdd
-from gateway.redis_client import connect
+from gateway.redis.client import connect
 from tests.fakes.script import Script
 from tests.gateway.cli.fleet import MODEL, Fleet, open_fleet
 from tests.gateway.model_dir import model_dir

@@ -11,11 +11,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from backends.reference.demo_model import MODEL_DIR
-from backends.reference.demo_model.prompts import long_prompt
+from backends.engines.reference.demo_model import MODEL_DIR
+from backends.engines.reference.demo_model.prompts import long_prompt
 from gateway.app import Gateway
+from gateway.config.settings import parse_settings
 from gateway.demo.cluster import MODEL
-from gateway.settings import parse_settings
 from policies.rules import parse_rules
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer

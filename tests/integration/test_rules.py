@@ -15,12 +15,12 @@ import msgspec
 import pytest
 import yaml
 
+from backends.transport.valkey import EmbeddedValkey
 from backends.types import LinkState
-from backends.valkey import EmbeddedValkey
-from gateway.control.documents.rulebook import RULES
-from gateway.control.documents.store import DocumentStore
+from gateway.config.document_store import DocumentStore
+from gateway.config.rulebook import RULES
 from gateway.demo.processes import Child, pdd
-from gateway.redis_client import connect
+from gateway.redis.client import connect
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.server import AppServer
 from tests.fakes.silent_store import SilentStore

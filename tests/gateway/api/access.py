@@ -3,12 +3,12 @@
 from prometheus_client import CollectorRegistry
 
 from gateway.api.exchange import Access
-from gateway.api.gate import AdmissionControl
-from gateway.api.identify import Identify, identify_anyone
-from gateway.control.limits.admission import AdmissionQueues
-from gateway.control.limits.gate import RateLimiter
-from gateway.control.tenants.salts import Salts
-from gateway.control.tenants.usage import UsageMeter
+from gateway.auth.identify import Identify, identify_anyone
+from gateway.auth.salts import Salts
+from gateway.limits.admission import AdmissionControl
+from gateway.limits.queues import AdmissionQueues
+from gateway.limits.rate_limiter import RateLimiter
+from gateway.limits.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 

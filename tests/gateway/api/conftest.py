@@ -9,8 +9,8 @@ import pytest
 
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
-from gateway.api.door import AdminAuth
 from gateway.api.exchange import RequestLimits
+from gateway.auth.admin import AdminAuth
 from gateway.text.model import ServedModel, load_model
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.server import AppServer

@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.door import AdminAuth
-from gateway.control.limits.failures import Failures
+from gateway.auth.admin import AdminAuth
+from gateway.limits.failures import Failures
 from tests.fakes.server import AppServer
 
 KEY = b"an operator's own key"

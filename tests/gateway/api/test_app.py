@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_app
-from gateway.api.errors import ApiError
+from gateway.errors import ApiError
 from gateway.relay.types import GenerationRequest
 from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.server import AppServer

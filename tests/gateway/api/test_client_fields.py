@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api.app import ApiState, build_app
 from gateway.api.client_fields import is_internal, without_internal
-from gateway.api.errors import ApiError
+from gateway.errors import ApiError
 from policies.rules import Rules
 from policies.tenant_rules import ClientFieldRules
 from tests.fakes.answers import ScriptedGenerator

@@ -6,9 +6,9 @@ import pytest
 from starlette.types import Message
 
 from gateway.api.app import ApiState
-from gateway.api.client import Client, ShuttingDown
-from gateway.api.edge import TRANSPORT
 from gateway.api.exchange import ErrorReply, break_off
+from gateway.http.client import Client, ShuttingDown
+from gateway.http.edge import TRANSPORT
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.gates import HoldGate

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.api.errors import ApiError
 from gateway.api.media import check_media, is_public
+from gateway.errors import ApiError
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from gateway.api.app import ApiState
 from gateway.api.chat import prepare_chat
 from gateway.api.choice import Choice
 from gateway.api.completions import prepare_completion
-from gateway.api.forms import AnswerFormat, ChatFormat, CompletionFormat
-from gateway.api.job import Caller, PreparedRequest
+from gateway.api.formats import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.models import Models
+from gateway.api.prepare import Caller, PreparedRequest
 from gateway.api.respond import StreamWriter
 from gateway.relay.types import Finish, Tokens
 from gateway.text.model import ServedModel

@@ -13,7 +13,7 @@ import yaml
 from backends.types import LinkState
 from gateway.__main__ import main
 from gateway.app import Gateway
-from gateway.settings import parse_settings
+from gateway.config.settings import parse_settings
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from gateway.cli.audit import read_limit, show
-from gateway.control.documents.store import AuditEntry, DocumentStore
-from gateway.redis_client import connect
+from gateway.config.document_store import AuditEntry, DocumentStore
+from gateway.redis.client import connect
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
 

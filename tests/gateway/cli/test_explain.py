@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from backends.kv_subscriber import EventSource
-from gateway.api.errors import ApiError
+from backends.kv.subscriber import EventSource
+from gateway.auth.salts import Salts
 from gateway.cli.explain import describe, explain
 from gateway.cli.observe import CannotInspect
-from gateway.control.tenants.salts import Salts
+from gateway.errors import ApiError
 from gateway.failure import GenerationFailed
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import Publisher, run_publisher, stored

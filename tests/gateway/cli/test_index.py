@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from backends.hashing import chain_seed, hash_blocks
+from backends.kv.hashing import chain_seed, hash_blocks
 from gateway.app import Gateway
+from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.index import as_request, look_up
 from gateway.cli.observe import CannotInspect
-from gateway.control.documents.store import Document
-from gateway.control.tenants.book import TENANT_KIND
+from gateway.config.document_store import Document
+from gateway.config.settings import parse_settings
 from gateway.index.memory import MemoryIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec
-from gateway.settings import parse_settings
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import run_publisher, stored
 from tests.valkey import run_valkey

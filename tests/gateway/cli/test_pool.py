@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.control.documents.store import DocumentStore
-from gateway.redis_client import connect
-from gateway.topology import FLEET, TOPOLOGY
+from gateway.config.document_store import DocumentStore
+from gateway.fleet.topology import FLEET, TOPOLOGY
+from gateway.redis.client import connect
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
 

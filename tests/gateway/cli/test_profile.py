@@ -12,8 +12,8 @@ import pytest
 from backends.errors import EngineTimeout, EngineUnavailable
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUsage
 from gateway.cli.profile import CannotProfile, Profiler, describe, plan_points
-from gateway.control.fleet.curves import BadCurve, CurveFile, read_curve, write_curve
-from gateway.fleet_settings import BadSettings
+from gateway.config.fleet_settings import BadSettings
+from gateway.fleet.curves import BadCurve, CurveFile, read_curve, write_curve
 from policies.valley import PrefillCurve
 from tests.fakes.script import Refuse, Script
 from tests.fakes.sglang import FakeSglang

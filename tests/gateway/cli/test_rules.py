@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from gateway.cli.rules import follow_changes
-from gateway.control.documents.live import LiveDocuments
-from gateway.control.documents.rulebook import RULES, RuleBook
-from gateway.control.documents.store import Ack, DocumentStore, Refusal
-from gateway.redis_client import connect
+from gateway.config.document_store import Ack, DocumentStore, Refusal
+from gateway.config.live import LiveDocuments
+from gateway.config.rulebook import RULES, RuleBook
+from gateway.redis.client import connect
 from policies.rules import Rules
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey

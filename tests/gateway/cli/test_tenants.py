@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.auth.tenants import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
 from gateway.cli.durations import read_duration_s
-from gateway.control.documents.live import LiveDocuments
-from gateway.control.documents.store import DocumentStore
-from gateway.control.tenants.book import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
-from gateway.control.tenants.usage import UsageMeter, Use
-from gateway.redis_client import connect
+from gateway.config.document_store import DocumentStore
+from gateway.config.live import LiveDocuments
+from gateway.limits.usage import UsageMeter, Use
+from gateway.redis.client import connect
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
 

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 
-from backends.kv_subscriber import EventSource
+from backends.kv.subscriber import EventSource
 from gateway.index.shared import RedisIndex
 from gateway.index.store import StoreLimits
 from gateway.index.types import CacheSpec

@@ -10,7 +10,7 @@ import msgspec
 from zmq.asyncio import Context, Socket
 from zmq.constants import SocketOption, SocketType
 
-from backends.kv_subscriber import EventSource
+from backends.kv.subscriber import EventSource
 
 Event = dict[str, Any]
 

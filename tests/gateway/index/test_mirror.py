@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.kv_subscriber import EventSource
+from backends.kv.subscriber import EventSource
 from gateway.index.mirror import CacheDelta, Mirror, PredictedBlocks, RankBlocks
 from gateway.index.types import CacheSpec
 

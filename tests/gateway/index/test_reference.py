@@ -8,17 +8,17 @@ from pathlib import Path
 import httpx
 import pytest
 
-from backends.kv_subscriber import EventSource
-from backends.reference.blocks import BlockPool, PoolEvent
-from backends.reference.core import ReferenceEngine
-from backends.reference.events import EventPublisher, EventSettings
-from backends.reference.metrics import EngineMetrics
-from backends.reference.scheduler import Scheduler, StepLimits
-from backends.reference.server import EngineServer, Served
-from backends.reference.text import Text
+from backends.engines.reference.blocks import BlockPool, PoolEvent
+from backends.engines.reference.core import ReferenceEngine
+from backends.engines.reference.events import EventPublisher, EventSettings
+from backends.engines.reference.metrics import EngineMetrics
+from backends.engines.reference.scheduler import Scheduler, StepLimits
+from backends.engines.reference.server import EngineServer, Served
+from backends.engines.reference.text import Text
+from backends.kv.subscriber import EventSource
 from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec
-from tests.backends.reference.rig import EOS, VOCAB, ScriptedModel
+from tests.backends.engines.reference.rig import EOS, VOCAB, ScriptedModel
 from tests.conformance.index_suite import TIMES, Changes
 from tests.fakes.server import AppServer
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
-from backends.kv_events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
+from backends.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
+from backends.kv.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from gateway.index.mirror import CacheDelta, RankBlocks
 from gateway.index.residency import Residency
 

@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 import pytest
 import redis.asyncio
 
-from backends.hashing import chain_seed, hash_blocks
-from backends.kv_subscriber import EventSource
-from backends.valkey import EmbeddedValkey
+from backends.kv.hashing import chain_seed, hash_blocks
+from backends.kv.subscriber import EventSource
+from backends.transport.valkey import EmbeddedValkey
 from gateway.index.engine_blocks import Change, EventMark
 from gateway.index.mirror import CacheDelta
 from gateway.index.shared import RedisIndex

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from gateway.app import Gateway
-from gateway.settings import parse_settings
+from gateway.config.settings import parse_settings
 from tests.fakes.engine import FakeEngine, Receive, Send, answer
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import pytest
 
+from backends.engines.external import ExternalModel
 from backends.errors import BackendError, EngineFailed, EngineRejected, EngineTimeout, EngineUnavailable
-from backends.external import ExternalModel
 from gateway.app import Gateway
-from gateway.fleet_settings import BadSettings
-from gateway.settings import parse_settings
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import parse_settings
 from policies.rules import parse_rules
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate

@@ -9,10 +9,10 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Message
 
-from gateway.api.client import Client
-from gateway.api.errors import ApiError
-from gateway.api.job import Caller
-from gateway.paths import PASSED_PATHS
+from gateway.api.prepare import Caller
+from gateway.config.paths import PASSED_PATHS
+from gateway.errors import ApiError
+from gateway.http.client import Client
 from policies.rules import parse_rules
 from tests.fakes.gates import HoldGate
 from tests.fakes.upstream import JSON, NOTHING, SSE, Say

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.app import Gateway
-from gateway.fleet_settings import BadSettings
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import parse_settings
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
-from gateway.settings import parse_settings
 from tests.fakes.index import KnownIndex
 from tests.fakes.upstream import FakeUpstream, Say
 from tests.gateway.model_dir import model_dir

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.relay.splice import Splice, SpliceTerms
-from gateway.relay.steps import (
+from gateway.relay.splice_events import (
     Action,
     ClientGone,
     CloseLeg,

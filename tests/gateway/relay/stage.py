@@ -7,17 +7,17 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from backends.engines.vllm import VllmEngine
 from backends.types import LinkState
-from backends.vllm import VllmEngine
-from gateway.control.documents.rulebook import RuleBook
-from gateway.control.fleet.health import HealthWatch
-from gateway.control.fleet.learning import Learning
-from gateway.control.fleet.links import Link, Links
-from gateway.control.fleet.pools import Instance, InstanceSpec, Pools
-from gateway.control.fleet.sessions import Sessions
+from gateway.config.rulebook import RuleBook
+from gateway.fleet.health import HealthWatch
+from gateway.fleet.learning import Learning
+from gateway.fleet.links import Link, Links
+from gateway.fleet.pools import Instance, InstanceSpec, Pools
+from gateway.fleet.sessions import Sessions
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
-from gateway.relay.service import ModelFacts, RelayService
+from gateway.relay.router import ModelFacts, RelayService
 from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines

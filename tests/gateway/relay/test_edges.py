@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from backends.engines.vllm import VllmEngine
 from backends.types import LegChunk, LegRequest, Sampling
-from backends.vllm import VllmEngine
 from gateway.failure import GenerationFailed
 from gateway.relay.types import AnswerEvent, GenerationRequest, KeepAlive
 from policies.eligibility import RequestFeatures

@@ -2,7 +2,7 @@
 
 from backends.types import Sampling
 from gateway.relay.legs import GREEDY, build_align_leg, build_leg
-from gateway.relay.steps import LegId, LegKind, StartLeg
+from gateway.relay.splice_events import LegId, LegKind, StartLeg
 from gateway.relay.types import GenerationRequest
 from policies.rules import RelayRules
 

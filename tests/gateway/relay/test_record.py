@@ -3,16 +3,16 @@
 import pytest
 
 from backends.types import TransferProgress
-from gateway.control.tenants.usage import Use
+from gateway.limits.usage import Use
 from gateway.relay.record import Record
 from gateway.relay.splice import Splice, SpliceTerms
-from gateway.relay.steps import LegId, LegKind, StartLeg
+from gateway.relay.splice_events import LegId, LegKind, StartLeg
 from gateway.relay.types import RoleName, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.handoff import FinalNow
 from policies.types import Relay
-from tests.gateway.control.seams import Clock
+from tests.gateway.fleet.seams import Clock
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.relay.splice import Splice, SpliceTerms
-from gateway.relay.steps import (
+from gateway.relay.splice_events import (
     ClientGone,
     CloseLeg,
     Emit,

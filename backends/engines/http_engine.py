@@ -1,0 +1,105 @@
+"""What adapters of HTTP engines share: control calls, the judgement of an answer's head, and one streamed leg."""
+
+import asyncio
+import contextlib
+import email.utils
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Protocol
+
+from backends.engines.refusals import refusal
+from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
+from backends.transport.client import HttpOrigin, Response
+from backends.transport.sse import EventTooLarge, SseParser
+from backends.types import LegChunk, LegRequest
+
+MAX_REFUSAL_BYTES = 1024 * 1024
+MAX_RETRY_AFTER_S = 3600.0
+
+
+class Decoder(Protocol):
+    """Turns the events of one leg into chunks."""
+
+    is_done: bool
+    """The engine has ended the stream properly."""
+
+    def feed(self, event: bytes) -> LegChunk | None:
+        """Return what the event tells, or None. Raises the errors of ``backends.errors``."""
+        ...
+
+
+async def post_leg(origin: HttpOrigin, path: str, body: bytes, leg: LegRequest) -> Response:
+    """Post a leg and wait for the head of its answer, which the caller closes. Raises what ``HttpOrigin.send`` does."""
+    return await origin.send(
+        "POST",
+        path,
+        body,
+        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id},
+        head_timeout_s=leg.first_token_timeout_s,
+    )
+
+
+async def stream_leg(
+    origin: HttpOrigin, path: str, body: bytes, leg: LegRequest, decoder: Decoder, note_loss: Callable[[], None]
+) -> AsyncGenerator[LegChunk, None]:
+    """Post a leg and yield its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
+    response = await post_leg(origin, path, body, leg)
+    try:
+        await check_stream(response)
+        now_s = asyncio.get_running_loop().time
+        parser = SseParser()
+        while not decoder.is_done:
+            data = await response.read()
+            if not data:
+                raise EngineBroken("the stream ended without [DONE]")
+            for event in parser.feed(data):
+                chunk = decoder.feed(event)
+                if chunk:
+                    yield chunk
+                    if chunk.token_ids:
+                        response.set_deadline(now_s() + leg.idle_timeout_s)
+        response.finish()
+    except IdsMissing:
+        note_loss()
+        raise
+    except EventTooLarge as error:
+        raise EngineBroken(str(error)) from None
+    finally:
+        await response.aclose()
+
+
+async def get(origin: HttpOrigin, path: str, timeout_s: float) -> bytes:
+    """Body of a 200. Raises EngineUnavailable, or EngineBroken for an answer that will not get better."""
+    try:
+        response = await origin.send("GET", path, head_timeout_s=timeout_s)
+        try:
+            body = await response.body()
+        finally:
+            await response.aclose()
+    except EngineTimeout:
+        raise EngineUnavailable(f"{path} was not answered in time") from None
+    if response.status == 429 or response.status >= 500:
+        raise EngineUnavailable(f"{path} answered {response.status}", retry_after_s(response))
+    if response.status != 200:
+        raise EngineBroken(f"{path} answered {response.status}")
+    return body
+
+
+async def check_stream(response: Response) -> None:
+    """Raise what the head amounts to, unless it is that of an event stream."""
+    if response.status != 200:
+        body = await response.body(MAX_REFUSAL_BYTES)
+        raise refusal(response.status, body, retry_after_s(response))
+    if not response.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream"):
+        raise EngineBroken("the answer is not an event stream")
+
+
+def retry_after_s(response: Response) -> float | None:
+    """Retry-After in seconds, given as a number or as a date; None when absent or senseless."""
+    value = response.headers.get(b"retry-after", b"").decode("latin-1").strip()
+    if value.isascii() and value.isdigit():
+        return min(float(value), MAX_RETRY_AFTER_S)
+    with contextlib.suppress(ValueError):
+        wait_s = email.utils.parsedate_to_datetime(value).timestamp() - time.time()
+        return min(max(0.0, wait_s), MAX_RETRY_AFTER_S)
+    return None

@@ -1,0 +1,243 @@
+"""The engine's KV store, through LMCache: which chunks of a prompt a region's store holds, bring them, put them there.
+
+All methods block and belong on threads of their own: ``fetch`` on one, ``present`` and ``store`` on another. None of
+them waits longer than a few times ``timeout_s``; after a failure the store is left alone for ``RETRY_AFTER_S``.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+import torch
+from lmcache.v1.cache_engine import LMCacheEngine, LMCacheEngineBuilder
+from lmcache.v1.config import LMCacheEngineConfig
+from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
+from lmcache.v1.memory_management import MemoryObj
+from lmcache.v1.metadata import LMCacheMetadata
+
+from backends.engines.reference.hashing import store_salt
+from backends.engines.reference.model import ModelRunner
+from backends.engines.reference.store_connector import PLUGIN, StoreConnector, connector_settings
+from backends.engines.reference.writeback import StoreFailed
+
+RETRY_AFTER_S = 5.0
+SLICE_BYTES = 4 << 20
+"""KV moves in slices of about this size; between two of them a cancelled fetch stops."""
+
+
+class PoolConnector(GPUConnectorInterface):
+    """Copies chunks between LMCache's buffers and the paged pool. ``blocks`` is the block table of the sequence."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+
+    def batched_from_gpu(self, memory_objs: list[MemoryObj], starts: list[int], ends: list[int], **kwargs: Any) -> None:
+        for memory, start, end in zip(memory_objs, starts, ends, strict=True):
+            self.from_gpu(memory, start, end, **kwargs)
+
+    def batched_to_gpu(self, memory_objs: Any = None, starts: Any = None, ends: Any = None, **kwargs: Any) -> None:
+        for memory, start, end in zip(memory_objs, starts, ends, strict=True):
+            self.to_gpu(memory, start, end, **kwargs)
+
+    def from_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
+        memory_obj.tensor.copy_(self._runner.read_kv(self._runner.slots(kwargs["blocks"], start, end)))
+
+    def to_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
+        """Tokens before ``have`` are in blocks that other sequences may be reading: they stay as they are."""
+        first = max(start, kwargs["have"])
+        if first < end:
+            slots = self._runner.slots(kwargs["blocks"], first, end)
+            self._runner.write_kv(slots, memory_obj.tensor[:, :, first - start :].contiguous())
+
+    def get_shape(self, num_tokens: int) -> torch.Size:
+        shape = self._runner.shape
+        return torch.Size([2, shape.layers, num_tokens, shape.kv_heads * shape.head_dim])
+
+
+class KvStore:
+    """One engine's access to its region's store."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        url: str,
+        model_name: str,
+        *,
+        instance_id: str,
+        chunk_tokens: int = 64,
+        timeout_s: float = 2.0,
+        buffer_bytes: int = 256 << 20,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.chunk_tokens = chunk_tokens
+        self._instance_id = instance_id
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._down_until = 0.0
+        chunk_bytes = chunk_tokens * runner.shape.kv_bytes_per_token
+        self._slice_tokens = chunk_tokens * max(1, min(SLICE_BYTES, buffer_bytes // 4) // chunk_bytes)
+        self._engine = self._build(runner, url, model_name, max(buffer_bytes, 8 * chunk_bytes))
+        self._connector = self._find_connector(self._engine)
+
+    @property
+    def failures(self) -> int:
+        """Store operations that failed so far."""
+        return self._connector.failures
+
+    @property
+    def available(self) -> bool:
+        """False for a while after a failure: nothing is asked of the store then."""
+        return self._clock() >= self._down_until
+
+    def present(self, tokens: Sequence[int], cache_salt: str | None) -> int:
+        """How many tokens of the prefix the store holds, in full chunks; 0 when it cannot be asked."""
+        if not self.available:
+            return 0
+        before = self.failures
+        found = self._engine.lookup(list(tokens), request_configs=_configs(cache_salt))
+        self._watch(before)
+        return int(found)
+
+    def fetch(
+        self,
+        tokens: Sequence[int],
+        cache_salt: str | None,
+        start: int,
+        blocks: Sequence[int],
+        cancelled: Callable[[], bool],
+    ) -> int:
+        """Bring KV of ``tokens[start:]`` (whose end is the end of a chunk) into ``blocks``; the end of what came.
+
+        Stops early when a chunk is missing, when the store fails, or between two slices once ``cancelled``.
+        """
+        have = start
+        for first, end in self._slices(start // self.chunk_tokens * self.chunk_tokens, len(tokens)):
+            if cancelled() or not self.available:
+                break
+            before = self.failures
+            came = self._retrieve(tokens, cache_salt, first, end, blocks, start)
+            self._watch(before)
+            have = max(have, first + came)
+            if first + came < end:
+                break
+        return have
+
+    def store(self, tokens: Sequence[int], cache_salt: str | None, start: int, blocks: Sequence[int]) -> None:
+        """Put the full chunks of ``tokens`` from ``start`` (the start of a chunk) on into the store.
+
+        Returns when they are there. Raises StoreFailed.
+        """
+        for first, end in self._slices(start, len(tokens) // self.chunk_tokens * self.chunk_tokens):
+            if not self.available:
+                raise StoreFailed("the KV store is not available")
+            before = self.failures
+            self._engine.store(
+                list(tokens[:end]),
+                mask=_suffix_mask(end, first),
+                blocks=blocks,
+                request_configs=_configs(cache_salt),
+            )
+            self._settle()
+            if self.failures > before:
+                self._back_off()
+                raise StoreFailed("the KV store failed")
+
+    def close(self) -> None:
+        """Stop LMCache's threads, and close its event loop, which it would leave open."""
+        loop = self._engine.storage_manager.loop
+        LMCacheEngineBuilder.destroy(self._instance_id)
+        if not loop.is_running():
+            loop.close()
+
+    def _retrieve(
+        self,
+        tokens: Sequence[int],
+        cache_salt: str | None,
+        first: int,
+        end: int,
+        blocks: Sequence[int],
+        have: int,
+    ) -> int:
+        found = self._engine.retrieve(
+            list(tokens[:end]),
+            mask=_suffix_mask(end, first),
+            blocks=blocks,
+            have=have,
+            request_configs=_configs(cache_salt),
+        )
+        return int(found.sum())
+
+    def _slices(self, start: int, end: int) -> list[tuple[int, int]]:
+        return [(first, min(first + self._slice_tokens, end)) for first in range(start, end, self._slice_tokens)]
+
+    def _settle(self) -> None:
+        waiting = asyncio.run_coroutine_threadsafe(self._connector.settle(), self._engine.storage_manager.loop)
+        try:
+            waiting.result(4 * self._timeout_s)
+        except FutureTimeout as error:
+            waiting.cancel()
+            self._back_off()
+            raise StoreFailed("the KV store is too slow") from error
+
+    def _watch(self, failures_before: int) -> None:
+        if self.failures > failures_before:
+            self._back_off()
+
+    def _back_off(self) -> None:
+        self._down_until = self._clock() + RETRY_AFTER_S
+
+    def _build(self, runner: ModelRunner, url: str, model_name: str, buffer_bytes: int) -> LMCacheEngine:
+        shape = runner.shape
+        config = LMCacheEngineConfig.from_dict(
+            {
+                "chunk_size": self.chunk_tokens,
+                # The block pool is the only local cache: a second one would hide what the store really holds.
+                "local_cpu": False,
+                "max_local_cpu_size": buffer_bytes / (1 << 30),
+                "save_unfull_chunk": False,
+                "remote_storage_plugins": [PLUGIN],
+                "blocking_timeout_secs": max(1, round(2 * self._timeout_s)),
+                "py_enable_gc": True,
+                "extra_config": connector_settings(url, self._timeout_s),
+            }
+        )
+        metadata = LMCacheMetadata(
+            model_name=model_name,
+            world_size=1,
+            local_world_size=1,
+            worker_id=0,
+            local_worker_id=0,
+            kv_dtype=shape.dtype,
+            kv_shape=(shape.layers, 2, self.chunk_tokens, shape.kv_heads, shape.head_dim),
+            chunk_size=self.chunk_tokens,
+        )
+        engine = LMCacheEngineBuilder.get_or_create(
+            self._instance_id,
+            config,
+            metadata,
+            PoolConnector(runner),
+            lambda _tensor, _rank: None,
+            lambda item, _: item,
+        )
+        engine.post_init()
+        return engine
+
+    @staticmethod
+    def _find_connector(engine: LMCacheEngine) -> StoreConnector:
+        backend = engine.storage_manager.storage_backends[f"RemoteBackend-{PLUGIN}"]
+        connector = backend.connection.getWrappedConnector()
+        if not isinstance(connector, StoreConnector):
+            raise TypeError(f"LMCache chose {type(connector).__name__} for the KV store")
+        return connector
+
+
+def _configs(cache_salt: str | None) -> dict[str, str]:
+    return {"lmcache.tag.salt": store_salt(cache_salt)} if cache_salt else {}
+
+
+def _suffix_mask(tokens: int, first: int) -> torch.Tensor:
+    mask = torch.ones(tokens, dtype=torch.bool)
+    mask[:first] = False
+    return mask

@@ -1,0 +1,147 @@
+"""``Engine`` over the HTTP API of vLLM, and of engines that speak its dialect."""
+
+import contextlib
+import ssl
+from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
+
+import msgspec
+
+from backends.engines.http_engine import get, stream_leg
+from backends.engines.metrics import find_label, read_samples
+from backends.engines.vllm_completions import CompletionDecoder, encode_leg
+from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leaves_no_default
+from backends.engines.vllm_nixl import lend
+from backends.errors import EngineBroken, EngineUnavailable
+from backends.transport.client import HttpOrigin
+from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
+
+
+class _Model(msgspec.Struct):
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _EventConfig(msgspec.Struct):
+    endpoint: str
+    enable_kv_cache_events: bool = True
+    publisher: str | None = "zmq"
+    replay_endpoint: str | None = None
+
+
+class VllmEngine:
+    """One engine at ``url``, its API's root (without ``/v1``). ``api_key`` is the engine's own, never a client's."""
+
+    def __init__(
+        self,
+        id: str,
+        url: str,
+        *,
+        api_key: str | None = None,
+        connect_timeout_s: float = 5.0,
+        control_timeout_s: float = 5.0,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._id = id
+        self._host = urlsplit(url).hostname or ""
+        self._origin = HttpOrigin(url, headers=headers, connect_timeout_s=connect_timeout_s, ssl_context=ssl_context)
+        self._control_timeout_s = control_timeout_s
+        self._boot_id: str | None = None
+        self._loses_ids = False
+        self._has_generate = False
+
+    @property
+    def id(self) -> str:
+        """Name of the instance."""
+        return self._id
+
+    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+        """Stream one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
+        if leg.lends_kv:
+            return lend(self._origin, leg)
+        decoder = CompletionDecoder(leg.sampling.logprobs)
+        if self._has_generate and leg.kv_ticket is None and leaves_no_default(leg.sampling):
+            return stream_leg(self._origin, GENERATE_PATH, encode_generate(leg), leg, decoder, self._note_loss)
+        return stream_leg(self._origin, "/v1/completions", encode_leg(leg), leg, decoder, self._note_loss)
+
+    async def probe(self) -> Capabilities:
+        """Ask for models, health, metrics, event sources and the token endpoint, see ``Engine.probe``.
+
+        An engine streams token ids until one of its legs showed that it loses some; a restart clears that.
+        """
+        await self._get("/health")
+        try:
+            models = msgspec.json.decode(await self._get("/v1/models"), type=_Models).data
+        except msgspec.DecodeError:
+            raise EngineBroken("/v1/models does not list models") from None
+        metrics = ""
+        with contextlib.suppress(EngineBroken):
+            metrics = (await self._get("/metrics")).decode(errors="replace")
+        lengths = [model.max_model_len for model in models if model.max_model_len is not None]
+        block_size = find_label(metrics, "vllm:cache_config_info", "block_size")
+        boot_id = _read_boot_id(metrics)
+        if boot_id != self._boot_id:
+            self._boot_id, self._loses_ids = boot_id, False
+        self._has_generate = await self._knows(GENERATE_PATH)
+        return Capabilities(
+            models=tuple(model.id for model in models),
+            max_model_len=min(lengths, default=None),
+            block_size_tokens=int(block_size) if block_size and block_size.isdecimal() else None,
+            streams_token_ids=not self._loses_ids,
+            boot_id=boot_id,
+            event_sources=await self._find_event_sources(),
+        )
+
+    async def load(self) -> EngineLoad:
+        """Read the load from ``/metrics``; several data-parallel ranks add up, the fullest tells the KV use."""
+        metrics = (await self._get("/metrics")).decode(errors="replace")
+        running = read_samples(metrics, "vllm:num_requests_running")
+        waiting = read_samples(metrics, "vllm:num_requests_waiting")
+        usage = read_samples(metrics, "vllm:kv_cache_usage_perc")
+        if not (running and waiting and usage):
+            raise EngineBroken("/metrics does not tell the load")
+        return EngineLoad(int(sum(running)), int(sum(waiting)), max(usage), _read_boot_id(metrics))
+
+    async def aclose(self) -> None:
+        """Close pooled connections."""
+        await self._origin.aclose()
+
+    def _note_loss(self) -> None:
+        self._loses_ids = True
+
+    async def _knows(self, path: str) -> bool:
+        """Say whether there is a POST endpoint: GET is then the wrong method, and elsewhere the wrong path."""
+        response = await self._origin.send("GET", path, head_timeout_s=self._control_timeout_s)
+        await response.aclose()
+        return response.status == 405
+
+    async def _find_event_sources(self) -> tuple[tuple[str, str | None], ...]:
+        """Read ``/kv_event_sources`` by rank; an endpoint that is bound to all addresses is at this engine's host."""
+        try:
+            ranks = msgspec.json.decode(await self._get("/kv_event_sources"), type=dict[str, _EventConfig])
+        except (EngineBroken, EngineUnavailable, msgspec.DecodeError):
+            return ()
+        return tuple(
+            (self._reachable(found.endpoint), found.replay_endpoint and self._reachable(found.replay_endpoint))
+            for _, found in sorted(ranks.items())
+            if found.enable_kv_cache_events and found.publisher == "zmq"
+        )
+
+    def _reachable(self, endpoint: str) -> str:
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        for anywhere in ("*", "0.0.0.0", "[::]", "::"):
+            endpoint = endpoint.replace(f"tcp://{anywhere}:", f"tcp://{host}:")
+        return endpoint
+
+    async def _get(self, path: str) -> bytes:
+        return await get(self._origin, path, self._control_timeout_s)
+
+
+def _read_boot_id(metrics: str) -> str | None:
+    starts = read_samples(metrics, "process_start_time_seconds")
+    return str(starts[0]) if starts else None

@@ -1,0 +1,112 @@
+"""The gateway's side of a bridge: ``KvPath`` over the bridge's HTTP API."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import cast
+
+import msgspec
+
+from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
+from backends.kv.bridge.keys import DIALECTS
+from backends.kv.bridge.wire import DialectName, TransferLine, TransferOrder
+from backends.transport.client import HttpOrigin, Response
+from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
+
+_DEADLINE_GRACE_S = 10.0
+_LINK_TIMEOUT_S = 5.0
+_MAX_LINE_BYTES = 64 * 1024
+_LINE = msgspec.json.Decoder(TransferLine)
+_LINK = msgspec.json.Decoder(LinkState)
+
+
+class BridgePath:
+    """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks."""
+
+    traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
+
+    def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1) -> None:
+        self._origin = HttpOrigin(url)
+        self._dtype = dtype
+        self._world_size = world_size
+
+    async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
+        """See ``KvPath``. A bridge that is away, refuses, dies or does not keep the deadline raises TransferFailed."""
+        if request.dialect not in DIALECTS:
+            raise TransferFailed(f"unknown key dialect {request.dialect!r}")
+        body = msgspec.json.encode(
+            TransferOrder(
+                transfer_id=request.transfer_id,
+                dialect=cast(DialectName, request.dialect),
+                model=request.model,
+                token_ids=list(request.token_ids),
+                chunk_tokens=request.chunk_tokens,
+                salt=request.salt,
+                dtype=self._dtype,
+                world_size=self._world_size,
+                deadline_s=request.deadline_s,
+            )
+        )
+        try:
+            response = await self._origin.send(
+                "POST", "/v1/transfers", body, head_timeout_s=request.deadline_s + _DEADLINE_GRACE_S
+            )
+            try:
+                if response.status != 200:
+                    raise TransferFailed(await _reason(response))
+                async with aclosing(_lines(response)) as lines:
+                    async for line in lines:
+                        yield _progress(line)
+                        if line.state == "complete":
+                            response.finish()
+                            return
+            finally:
+                await response.aclose()
+        except TransferFailed:
+            raise
+        except BackendError as error:
+            raise TransferFailed(f"bridge: {error}") from error
+        raise TransferFailed("bridge: the stream ended before the transfer did")
+
+    async def link(self) -> LinkState:
+        """What the bridge has measured of its link. Raises EngineUnavailable or EngineBroken."""
+        response = await self._origin.send("GET", "/v1/link", head_timeout_s=_LINK_TIMEOUT_S)
+        try:
+            body = await response.body()
+        finally:
+            await response.aclose()
+        if response.status != 200:
+            raise EngineUnavailable(f"the bridge answered {response.status}")
+        try:
+            return _LINK.decode(body)
+        except msgspec.DecodeError as error:
+            raise EngineBroken(f"the bridge's link state is malformed: {error}") from None
+
+    async def aclose(self) -> None:
+        """Close all connections, which stops the transfers that run."""
+        await self._origin.aclose()
+
+
+async def _lines(response: Response) -> AsyncGenerator[TransferLine, None]:
+    """Parse the stream as it comes. Raises TransferFailed for a line that is none."""
+    rest = b""
+    while piece := await response.read():
+        *whole, rest = (rest + piece).split(b"\n")
+        if len(rest) > _MAX_LINE_BYTES:
+            raise TransferFailed("bridge: an endless line")
+        for text in whole:
+            try:
+                yield _LINE.decode(text)
+            except msgspec.DecodeError:
+                raise TransferFailed("bridge: a malformed line") from None
+
+
+def _progress(line: TransferLine) -> TransferProgress:
+    """The line as progress. Raises TransferFailed when it tells of failure."""
+    if line.state not in ("open", "moving", "complete"):
+        raise TransferFailed(f"bridge: {line.error or line.state}")
+    return TransferProgress(line.state, line.chunks_total, line.chunks_done, line.chunks_present, line.wan_bytes)
+
+
+async def _reason(response: Response) -> str:
+    body = (await response.body())[:300].decode(errors="replace")
+    return f"the bridge answered {response.status}: {body}"

@@ -1,0 +1,184 @@
+"""The two stores that a bridge joins, as it sees them: chunks that can be asked for, fetched and put."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from backends.kv.bridge.keys import DIALECTS, guarded_size_bytes
+from backends.kv.bridge.line import StoreLine
+from backends.kv.bridge.resp import (
+    Buffer,
+    CommandRefused,
+    ConnectionLost,
+    StoreAddress,
+    StoreConnection,
+    StoreReply,
+    WrongSize,
+)
+from backends.kv.bridge.types import ChunkId
+
+_TRANSIENT_ERRORS = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN")
+_RETRY_PAUSE_S = 0.05
+_PRESENCE_BATCH = 1024
+
+
+class ChunkRefused(Exception):
+    """A store cannot give or take a chunk, and asking again will not help; the message says why."""
+
+
+class SourceStore:
+    """The sending region's store, across the link: one control line, and ``lines`` for chunks."""
+
+    def __init__(
+        self,
+        address: StoreAddress,
+        *,
+        connections: int,
+        silence_s: float,
+        on_change: Callable[[], None],
+        on_bytes: Callable[[int], None],
+    ) -> None:
+        self.control = StoreLine(address, silence_s=silence_s, on_change=on_change, on_bytes=on_bytes)
+        self._lines = [
+            StoreLine(address, silence_s=silence_s, on_change=on_change, on_bytes=on_bytes) for _ in range(connections)
+        ]
+
+    @property
+    def lines(self) -> list[StoreLine]:
+        """All lines, the control line first."""
+        return [self.control, *self._lines]
+
+    @property
+    def opened_count(self) -> int:
+        """Connections opened since the start."""
+        return sum(line.opened_count for line in self.lines)
+
+    def idlest(self, spread: int) -> StoreConnection | None:
+        """Of the first ``spread`` connections that are up, the one with the fewest bytes on order."""
+        usable = (line.connection for line in self._lines if line.connection is not None and line.connection.usable)
+        return min(islice(usable, spread), key=lambda connection: connection.due_bytes, default=None)
+
+    async def round_trip_s(self) -> float:
+        """Measure the link's round trip. Raises ConnectionLost."""
+        connection = await self.control.ready()
+        clock = asyncio.get_running_loop().time
+        start_s = clock()
+        await connection.send(b"PING")
+        return clock() - start_s
+
+    async def stay_awake(self) -> None:
+        """Have every idle connection answer, so that one that has silently died is found before it is needed."""
+        idle = [line.connection for line in self._lines if line.connection is not None and line.connection.is_idle]
+        await asyncio.gather(*(connection.send(b"PING") for connection in idle), return_exceptions=True)
+
+    async def sizes(self, chunks: Sequence[ChunkId]) -> list[int | ChunkRefused | None]:
+        """Sizes of ``chunks``, None for those that the store does not hold. Raises ConnectionLost."""
+        connection = await self.control.ready()
+        replies = await asyncio.gather(*(_ask_size(connection, chunk) for chunk in chunks), return_exceptions=True)
+        sizes: list[int | ChunkRefused | None] = []
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, ChunkRefused):
+                raise reply
+            sizes.append(reply)
+        return sizes
+
+    async def fetch(self, connection: StoreConnection, chunk: ChunkId, size_bytes: int) -> tuple[bytes, Buffer] | None:
+        """Receive a chunk's guard (empty where its dialect has none) and value; None when the store lost it.
+
+        Raises ConnectionLost, or ChunkRefused for a wrong size.
+        """
+        dialect = DIALECTS[chunk.dialect]
+        guard_key = dialect.guard_key(chunk.key)
+        guard_reply = connection.send(b"GET", guard_key) if guard_key is not None else None
+        value_reply = connection.send(b"GET", dialect.value_key(chunk.key), size_bytes=size_bytes)
+        try:
+            value = await value_reply
+            guard = await guard_reply if guard_reply is not None else b""
+        except WrongSize as error:
+            raise ChunkRefused(f"wrong size: {error}") from None
+        except CommandRefused as error:
+            raise _refusal("sending", error) from None
+        if not isinstance(value, Buffer) or not isinstance(guard, Buffer):
+            return None
+        if guard_key is not None and _announced_bytes(bytes(guard)) != size_bytes:
+            raise ChunkRefused("wrong size: the chunk's metadata changed while it was read")
+        return bytes(guard), value
+
+
+class DestinationStore:
+    """The receiving region's store, near by: one line."""
+
+    def __init__(self, address: StoreAddress, *, silence_s: float) -> None:
+        self.line = StoreLine(address, silence_s=silence_s)
+
+    async def present(self, chunks: Sequence[ChunkId]) -> frozenset[ChunkId]:
+        """Which of ``chunks`` the store holds whole; they become the last to be evicted.
+
+        Waits for a store that is away. Raises ChunkRefused.
+        """
+        found: list[ChunkId] = []
+        for start in range(0, len(chunks), _PRESENCE_BATCH):
+            batch = chunks[start : start + _PRESENCE_BATCH]
+            counts = await self._insist([(b"TOUCH", *_store_keys(chunk)) for chunk in batch])
+            found += (chunk for chunk, count in zip(batch, counts, strict=True) if count == len(_store_keys(chunk)))
+        return frozenset(found)
+
+    async def put(self, chunk: ChunkId, guard: bytes, value: Buffer) -> None:
+        """Store a chunk so that it is never seen half. Waits for a store that is away. Raises ChunkRefused."""
+        dialect = DIALECTS[chunk.dialect]
+        guard_key = dialect.guard_key(chunk.key)
+        await self._insist([(b"SET", dialect.value_key(chunk.key), value)])
+        if guard_key is not None:
+            await self._insist([(b"SET", guard_key, guard)])
+
+    async def _insist(self, commands: Sequence[tuple[Buffer, ...]]) -> list[StoreReply]:
+        """Send commands until the store has answered all of them."""
+        while True:
+            connection = await self.line.ready()
+            try:
+                return await asyncio.gather(*(connection.send(*command) for command in commands))
+            except ConnectionLost:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+            except CommandRefused as error:
+                if not str(error).startswith(_TRANSIENT_ERRORS):
+                    raise _refusal("receiving", error) from None
+                await asyncio.sleep(_RETRY_PAUSE_S)
+
+
+async def _ask_size(connection: StoreConnection, chunk: ChunkId) -> int | None:
+    dialect = DIALECTS[chunk.dialect]
+    guard_key = dialect.guard_key(chunk.key)
+    try:
+        if guard_key is None:
+            size = await connection.send(b"STRLEN", dialect.value_key(chunk.key))
+            return size if isinstance(size, int) and size > 0 else None
+        metadata = await connection.send(b"GET", guard_key)
+    except WrongSize as error:
+        raise ChunkRefused(f"wrong size: {error}") from None
+    except CommandRefused as error:
+        raise _refusal("sending", error) from None
+    return _announced_bytes(bytes(metadata)) if isinstance(metadata, Buffer) else None
+
+
+def _announced_bytes(metadata: bytes) -> int:
+    try:
+        return guarded_size_bytes(metadata)
+    except ValueError as error:
+        raise ChunkRefused(f"wrong size: {error}") from None
+
+
+def _refusal(which: str, error: CommandRefused) -> Exception:
+    """What to make of a store's error: wait and ask again, or give the chunk up."""
+    words = str(error)
+    if words.startswith(_TRANSIENT_ERRORS):
+        return ConnectionLost(f"the {which} store is busy: {words}")
+    if words.startswith("OOM"):
+        return ChunkRefused(f"the {which} store is full")
+    return ChunkRefused(f"the {which} store refused: {words}")
+
+
+def _store_keys(chunk: ChunkId) -> list[bytes]:
+    dialect = DIALECTS[chunk.dialect]
+    guard_key = dialect.guard_key(chunk.key)
+    value_key = dialect.value_key(chunk.key)
+    return [value_key] if guard_key is None else [value_key, guard_key]

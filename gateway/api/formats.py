@@ -1,0 +1,177 @@
+"""The two shapes of an answer, chat and completions, each as a stream of chunks and as a whole."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import UNSET
+
+from backends.types import TokenLogprob
+from gateway.api.choice import Addition, Ending
+from gateway.api.logprobs import spell_chat, spell_completion
+from gateway.api.prepare import PreparedRequest
+from gateway.api.wire import (
+    CalledFunction,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatMessage,
+    CompletionChoice,
+    TokenOrigin,
+    ToolCall,
+)
+from gateway.text.message import Parts
+
+
+@dataclass(slots=True)
+class Gathered:
+    """All that was added to one choice of an answer that is not streamed."""
+
+    parts: list[Parts] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    origins: list[TokenOrigin] = field(default_factory=list)
+
+    def content(self, ending: Ending) -> str:
+        """Return the content with its end."""
+        return "".join(part.content for part in self.parts) + ending.parts.content
+
+
+class AnswerFormat(Protocol):
+    """Builds the choices of one endpoint's answers."""
+
+    chunk_object: str
+    whole_object: str
+
+    def open(self, job: PreparedRequest, index: int) -> ChatChunkChoice | CompletionChoice | None:
+        """Return a choice's first chunk, which holds nothing that was generated."""
+        ...
+
+    def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice | CompletionChoice:
+        """Return the chunk of one event."""
+        ...
+
+    def end(self, job: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice | CompletionChoice:
+        """Return a choice's last chunk."""
+        ...
+
+    def whole(
+        self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending
+    ) -> ChatChoice | CompletionChoice:
+        """Return a choice that is not streamed."""
+        ...
+
+
+class ChatFormat:
+    """``/v1/chat/completions``."""
+
+    chunk_object = "chat.completion.chunk"
+    whole_object = "chat.completion"
+
+    def open(self, job: PreparedRequest, index: int) -> ChatChunkChoice:
+        """Return the role."""
+        return ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
+
+    def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
+        """Return the text as content."""
+        choice = ChatChunkChoice(index, spell_delta(addition.parts))
+        if job.logprobs is not None and addition.logprobs is not None:
+            choice.logprobs = spell_chat(addition.logprobs, job.logprobs, job.model.vocabulary)
+        if job.return_token_ids:
+            choice.token_ids = addition.ids
+        return choice
+
+    def end(self, job: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice:
+        """Return the finish reason, with the last text where some was held back."""
+        return ChatChunkChoice(
+            index, spell_delta(ending.parts), finish_reason=ending.reason, stop_reason=ending.stop_reason
+        )
+
+    def whole(self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
+        """Return the message."""
+        logprobs = None
+        if job.logprobs is not None and gathered.logprobs:
+            logprobs = spell_chat(gathered.logprobs, job.logprobs, job.model.vocabulary)
+        message = gather_message(gathered, ending)
+        ids = tuple(gathered.ids) if job.return_token_ids else UNSET
+        return ChatChoice(index, message, logprobs, ending.reason, ending.stop_reason, ids)
+
+
+class CompletionFormat:
+    """``/v1/completions``."""
+
+    chunk_object = "text_completion"
+    whole_object = "text_completion"
+
+    def open(self, job: PreparedRequest, index: int) -> CompletionChoice | None:
+        """Return the prompt where the client asked to hear it back, and its ids likewise."""
+        if not job.echoes and not job.return_token_ids:
+            return None
+        choice = CompletionChoice(index, job.echoes[index // job.n] if job.echoes else "")
+        if job.return_token_ids:
+            choice.prompt_token_ids = list(job.prompts[index // job.n])
+        return choice
+
+    def add(self, job: PreparedRequest, index: int, addition: Addition) -> CompletionChoice:
+        """Return the text."""
+        choice = CompletionChoice(index, addition.parts.content)
+        if job.logprobs is not None and addition.logprobs is not None:
+            choice.logprobs = spell_completion(addition.logprobs, addition.offsets, job.logprobs, job.model.vocabulary)
+        if job.return_token_ids:
+            choice.token_ids = addition.ids
+        return choice
+
+    def end(self, job: PreparedRequest, index: int, ending: Ending) -> CompletionChoice:
+        """Return the finish reason, with the last text where some was held back."""
+        return CompletionChoice(
+            index, ending.parts.content, finish_reason=ending.reason, stop_reason=ending.stop_reason
+        )
+
+    def whole(self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> CompletionChoice:
+        """Return the text, after the prompt's where the client asked to hear it back."""
+        echo = job.echoes[index // job.n] if job.echoes else ""
+        choice = CompletionChoice(index, echo + gathered.content(ending))
+        choice.finish_reason = ending.reason
+        choice.stop_reason = ending.stop_reason
+        if job.logprobs is not None and gathered.logprobs:
+            choice.logprobs = spell_completion(gathered.logprobs, gathered.offsets, job.logprobs, job.model.vocabulary)
+        if job.return_token_ids:
+            choice.prompt_token_ids = list(job.prompts[index // job.n])
+            choice.token_ids = tuple(gathered.ids)
+        return choice
+
+
+def spell_delta(parts: Parts) -> ChatDelta:
+    """Return the parts as a chunk's delta."""
+    delta = ChatDelta()
+    if parts.content:
+        delta.content = parts.content
+    if parts.reasoning:
+        delta.reasoning_content = parts.reasoning
+    if parts.calls:
+        delta.tool_calls = [
+            ToolCall(CalledFunction(call.arguments), call.index)
+            if call.id is None or call.name is None
+            else ToolCall(CalledFunction(call.arguments, call.name), call.index, call.id, "function")
+            for call in parts.calls
+        ]
+    return delta
+
+
+def gather_message(gathered: Gathered, ending: Ending) -> ChatMessage:
+    """Return the message of a whole answer; content is null where there are only tool calls."""
+    content = gathered.content(ending)
+    calls: list[ToolCall] = []
+    reasoning = ""
+    for part in (*gathered.parts, ending.parts):
+        reasoning += part.reasoning
+        for call in part.calls:
+            if call.id is not None and call.name is not None:
+                calls.append(ToolCall(CalledFunction("", call.name), id=call.id, type="function"))
+            calls[call.index].function.arguments += call.arguments
+    message = ChatMessage("assistant", content or None if calls else content)
+    if reasoning:
+        message.reasoning_content = reasoning
+    if calls:
+        message.tool_calls = calls
+    return message

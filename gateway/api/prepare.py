@@ -1,0 +1,287 @@
+"""A checked request as the work that it is: one generation per choice, and how its answer is to be written."""
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from backends.types import Sampling
+from gateway.api.fields import THINKING_BUDGET_FIELDS, is_structured, stop_strings
+from gateway.api.wire import ChatFields, GenerationFields
+from gateway.errors import ApiError, bad_field
+from gateway.http.body import JsonObject
+from gateway.relay.types import GenerationRequest
+from gateway.text.message import MessageReader
+from gateway.text.model import ServedModel
+from gateway.text.output import TextOptions
+from gateway.text.tokenise import PromptTooLong
+from policies.eligibility import RequestFeatures
+from policies.rules import Rules
+
+MOST_CHOICES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks, under which rules, and what the request's headers say.
+
+    ``cache_salt``: see ``gateway.auth.salts``. ``priority``: the smallest goes first.
+    """
+
+    tenant: str
+    rules: Rules = field(default_factory=Rules)
+    cache_salt: str | None = None
+    priority: int | None = None
+    debug: bool = False
+    """Whether the answer may tell how it was made."""
+    traced: bool = False
+    output_hint_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """One client request, ready to run. Choice ``i`` answers prompt ``i // n``."""
+
+    id: str
+    created: int
+    model: ServedModel
+    model_name: str
+    """What the client called the model."""
+    n: int
+    prompts: tuple[Sequence[int], ...]
+    requests: tuple[GenerationRequest, ...]
+    text: TextOptions
+    logprobs: int | None
+    """Alternatives per position to show; None: no log-probabilities."""
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    debug: bool
+    traced: bool
+    echoes: tuple[str, ...] = ()
+    """Prompt texts that the answers begin with."""
+    make_reader: Callable[[], MessageReader] | None = None
+    """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts, each counted once."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def most_output_tokens(self) -> int:
+        """The most that all answers may have together."""
+        context = self.model.context_tokens
+        return sum(context - len(one.prompt) if one.max_tokens is None else one.max_tokens for one in self.requests)
+
+    @property
+    def shows_ids(self) -> bool:
+        """Say whether a chunk is of use also where its ids are no text yet."""
+        return self.return_token_ids or self.logprobs is not None or self.traced
+
+
+@dataclass(frozen=True, slots=True)
+class Prompted:
+    """What chat and completions make of their own fields: prompts, limits and names."""
+
+    id_prefix: str
+    prompts: tuple[Sequence[int], ...]
+    prompt_field: str
+    limit_field: str
+    max_tokens: int | None
+    default_max_tokens: int | None
+    logprobs: int | None
+    echoes: tuple[str, ...] = ()
+    make_reader: Callable[[], MessageReader] | None = None
+
+
+def make_job(
+    fields: GenerationFields, rest: JsonObject, prompted: Prompted, model: ServedModel, caller: Caller
+) -> PreparedRequest:
+    """Check the limits that depend on the prompts, and build the generations. Raises ApiError."""
+    n = fields.n or 1
+    if n * len(prompted.prompts) > MOST_CHOICES:
+        raise bad_field(prompted.prompt_field, f"A request may ask for at most {MOST_CHOICES} choices.")
+    job_id = f"{prompted.id_prefix}-{uuid.uuid4().hex}"
+    tenant_limits = caller.rules.limits
+    prompts = tuple(fit_prompt(prompt, fields, prompted, model) for prompt in prompted.prompts)
+    for prompt in prompts:
+        check_prompt_limit(len(prompt), prompted.prompt_field, caller)
+    limits = [fit_limit(prompt, prompted, model, tenant_limits.max_output_tokens) for prompt in prompts]
+    for prompt, limit in zip(prompts, limits, strict=True):
+        if (fields.min_tokens or 0) > (model.context_tokens - len(prompt) if limit is None else limit):
+            raise bad_field("min_tokens", "min_tokens must not be more than the answer may have.", "invalid_value")
+    options = fields.stream_options
+    sampling = make_sampling(fields, rest, prompted.logprobs)
+    features = find_features(fields, rest, sampling, model, limits[0])
+    choices = n * len(prompts)
+    requests = tuple(
+        GenerationRequest(
+            request_id=job_id if choices == 1 else f"{job_id}-{index}",
+            model=model.name,
+            prompt=prompts[index // n],
+            max_tokens=limits[index // n],
+            min_tokens=fields.min_tokens or 0,
+            sampling=seed_choice(sampling, index % n),
+            eos_token_ids=model.eos_token_ids,
+            tenant=caller.tenant,
+            cache_salt=caller.cache_salt,
+            priority=caller.priority,
+            rules=caller.rules,
+            session=fields.prompt_cache_key,
+            features=features,
+            output_hint_tokens=caller.output_hint_tokens,
+        )
+        for index in range(choices)
+    )
+    return PreparedRequest(
+        id=job_id,
+        created=int(time.time()),
+        model=model,
+        model_name=fields.model,
+        n=n,
+        prompts=prompts,
+        requests=requests,
+        text=make_text_options(fields, sampling, model),
+        logprobs=prompted.logprobs,
+        stream=bool(fields.stream),
+        include_usage=bool(options and options.include_usage),
+        continuous_usage=bool(options and options.include_usage and options.continuous_usage_stats),
+        return_token_ids=bool(fields.return_token_ids),
+        debug=caller.debug,
+        traced=caller.traced,
+        echoes=prompted.echoes,
+        make_reader=prompted.make_reader,
+    )
+
+
+async def encode_prompt(
+    make_text: Callable[[], str],
+    size_hint: int,
+    fields: GenerationFields,
+    model: ServedModel,
+    field: str,
+    special: bool,
+    caller: Caller,
+) -> list[int]:
+    """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises ApiError."""
+    limit = model.context_tokens if fields.truncate_prompt_tokens is None else None
+    try:
+        return await model.encoder.encode(
+            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit
+        )
+    except PromptTooLong as error:
+        raise over_context(field, model, f"far more than {model.context_tokens}") from error
+
+
+def over_context(field: str, model: ServedModel, tokens: object) -> ApiError:
+    """Return the error of a prompt that leaves no room for an answer."""
+    message = f"This model's maximum context length is {model.context_tokens} tokens, and the prompt has {tokens}."
+    return bad_field(field, message, "context_length_exceeded")
+
+
+def fit_prompt(
+    prompt: Sequence[int], fields: GenerationFields, prompted: Prompted, model: ServedModel
+) -> Sequence[int]:
+    """Return the prompt, cut on the left on request, that every leg will use."""
+    if fields.truncate_prompt_tokens is not None:
+        room = model.context_tokens - (prompted.max_tokens or 1)
+        kept = room if fields.truncate_prompt_tokens == -1 else fields.truncate_prompt_tokens
+        prompt = prompt[-max(1, kept) :]
+    if not prompt:
+        raise bad_field(prompted.prompt_field, "The prompt has no tokens.", "invalid_value")
+    if len(prompt) >= model.context_tokens:
+        raise over_context(prompted.prompt_field, model, len(prompt))
+    return prompt
+
+
+def check_prompt_limit(tokens: int, field: str, caller: Caller) -> None:
+    """Refuse a prompt that is longer than the tenant's may be."""
+    most = caller.rules.limits.max_prompt_tokens
+    if most is not None and tokens > most:
+        message = f"The prompt has {tokens} tokens, and the limit is {most}."
+        raise bad_field(field, message, "prompt_too_long")
+
+
+def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel, most: int | None = None) -> int | None:
+    """Return the answer's limit, which must fit the context, and the tenant's ``most``, when the client named it."""
+    room = model.context_tokens - len(prompt)
+    if prompted.max_tokens is None:
+        unnamed = [limit for limit in (prompted.default_max_tokens, most) if limit is not None]
+        return min(*unnamed, room) if unnamed else None
+    if most is not None and prompted.max_tokens > most:
+        message = f"{prompted.limit_field} may be at most {most}."
+        raise bad_field(prompted.limit_field, message, "output_limit_exceeded")
+    if prompted.max_tokens > room:
+        raise bad_field(
+            prompted.limit_field,
+            f"This model's maximum context length is {model.context_tokens} tokens: the prompt has {len(prompt)} and "
+            f"{prompted.limit_field} asks for {prompted.max_tokens} more.",
+            "context_length_exceeded",
+        )
+    return prompted.max_tokens
+
+
+def make_sampling(fields: GenerationFields, rest: JsonObject, logprobs: int | None) -> Sampling:
+    """Return the fields that decode legs carry."""
+    extra = dict(rest)
+    if fields.bad_words:
+        extra["bad_words"] = fields.bad_words
+    return Sampling(
+        temperature=fields.temperature,
+        top_p=fields.top_p,
+        top_k=fields.top_k,
+        min_p=fields.min_p,
+        seed=fields.seed,
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        repetition_penalty=fields.repetition_penalty,
+        logit_bias=fields.logit_bias or None,
+        stop_token_ids=tuple(fields.stop_token_ids or ()),
+        ignore_eos=bool(fields.ignore_eos),
+        logprobs=logprobs,
+        extra=extra,
+    )
+
+
+def seed_choice(sampling: Sampling, choice: int) -> Sampling:
+    """Return the sampling of the n-th choice of a prompt: as engines do, the seed counts up."""
+    return sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
+
+
+def make_text_options(fields: GenerationFields, sampling: Sampling, model: ServedModel) -> TextOptions:
+    """Return how ids become the client's text."""
+    eos = frozenset[int]() if sampling.ignore_eos else model.eos_token_ids
+    return TextOptions(
+        stop=stop_strings(fields),
+        include_stop_str_in_output=bool(fields.include_stop_str_in_output),
+        skip_special_tokens=fields.skip_special_tokens is not False,
+        spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
+        min_tokens=fields.min_tokens or 0,
+        terminators=eos | frozenset(sampling.stop_token_ids),
+    )
+
+
+def find_features(
+    fields: GenerationFields, rest: JsonObject, sampling: Sampling, model: ServedModel, max_tokens: int | None
+) -> RequestFeatures:
+    """Return what decides whether the answers may be split; each choice is an answer of its own."""
+    return RequestFeatures(
+        structured_output=is_structured(rest),
+        forced_tool=isinstance(fields, ChatFields) and fields.tool_choice not in (None, "none", "auto"),
+        presence_penalty=sampling.presence_penalty or 0.0,
+        frequency_penalty=sampling.frequency_penalty or 0.0,
+        multi_token_bad_words=any(has_several_tokens(word, model) for word in fields.bad_words or ()),
+        seeded=sampling.seed is not None,
+        temperature=sampling.temperature,
+        thinking_budget=not THINKING_BUDGET_FIELDS.isdisjoint(rest),
+        tools=isinstance(fields, ChatFields) and bool(fields.tools),
+        logprobs=sampling.logprobs is not None,
+        max_tokens=max_tokens,
+    )
+
+
+def has_several_tokens(word: str, model: ServedModel) -> bool:
+    """Say whether a forbidden word is several tokens, alone or after a space."""
+    return any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))

@@ -1,0 +1,44 @@
+"""Who may see the operator's pages."""
+
+import hmac
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+
+from gateway.auth.identify import read_key
+from gateway.errors import ApiError
+from gateway.http.proxies import name_neighbourhood
+from gateway.limits.failures import Failures
+
+FAILURES_PER_MIN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAuth:
+    """The way to the operator's pages on one listener. It is shut, or open to all, or has a key that no tenant has."""
+
+    is_open: bool = False
+    key: bytes | None = field(default=None, repr=False)
+    failures: Failures = field(default_factory=lambda: Failures(FAILURES_PER_MIN))
+
+    @property
+    def is_there(self) -> bool:
+        """Say whether anybody can come in."""
+        return self.is_open or self.key is not None
+
+    def lets_in(self, connection: HTTPConnection) -> bool:
+        """Say whether a request may see what is behind it. Raises ApiError where its headers differ."""
+        if self.key is None:
+            return self.is_open
+        given = read_key(connection.headers)
+        return given is not None and hmac.compare_digest(given.encode("latin-1", "replace"), self.key)
+
+    def check(self, connection: HTTPConnection) -> None:
+        """Let a request in, or raise ApiError 400, 401 or 429."""
+        if self.lets_in(connection):
+            return
+        wait_s = self.failures.note(name_neighbourhood(connection.client.host if connection.client else ""))
+        if wait_s:
+            raise ApiError(429, "Too many requests with bad keys from this address.", retry_after_s=wait_s)
+        message = "The operator's key is needed: Authorization: Bearer KEY."
+        raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

@@ -1,0 +1,55 @@
+"""What of the gateway is open to whom, as the settings have it: the operator's pages, and TLS."""
+
+from dataclasses import dataclass
+
+from backends.transport.serving import BadTls, Tls, parse_listen
+from gateway.auth.admin import AdminAuth
+from gateway.auth.secrets import BadSecret, read_secret
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import Settings
+from gateway.tenancy import is_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAccess:
+    """The ways to the operator's pages: beside the API, and on a listener of their own."""
+
+    beside_api: AdminAuth
+    own: AdminAuth
+
+
+def find_doors(settings: Settings) -> AdminAccess:
+    """Return who may see the operator's pages. Raises BadSettings where anybody could."""
+    admin = settings.admin
+    try:
+        key = read_secret(admin.key_env, None)
+    except BadSecret as error:
+        raise BadSettings(f"admin.key_env: {error}") from None
+    if admin.listen is None:
+        return AdminAccess(AdminAuth(key is None and is_private(settings), key), AdminAuth())
+    host = parse_listen(admin.listen)[0]
+    if key is not None and admin.open:
+        raise BadSettings("admin.open: a key is asked for, as there is admin.key_env")
+    if key is None and not (admin.open or is_loopback(host)):
+        raise BadSettings(
+            f"admin.key_env: not set, and {host} of admin.listen can be reached from elsewhere; set it, listen on "
+            "127.0.0.1, or say admin.open: true"
+        )
+    return AdminAccess(AdminAuth(), AdminAuth(key is None, key))
+
+
+def is_private(settings: Settings) -> bool:
+    """Say whether only this machine's own requests come to the API: no proxy hands on those of others."""
+    return is_loopback(parse_listen(settings.listen)[0]) and not settings.trusted_proxies
+
+
+def read_tls(settings: Settings) -> Tls | None:
+    """Return the files of TLS, which can be used; None: there are none. Raises BadSettings."""
+    if settings.tls is None:
+        return None
+    tls = Tls(settings.tls.cert_file, settings.tls.key_file, settings.tls.client_ca_file)
+    try:
+        tls.check()
+    except BadTls as error:
+        raise BadSettings(f"tls.{error}") from None
+    return tls

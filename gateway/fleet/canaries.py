@@ -1,0 +1,192 @@
+"""Keeps apart what does not belong together: sends canaries, and sorts the instances by what came of them."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+
+from backends.errors import BackendError
+from gateway.failure import reason_of
+from gateway.fleet.canary import CanaryPath, answers_alike, find_leaks, make_prompt
+from gateway.fleet.pools import Instance, Pools
+from gateway.tasks import end_task
+from gateway.telemetry.metrics import Metrics
+from gateway.text.model import ServedModel
+from policies.types import Role
+
+log = logging.getLogger(__name__)
+
+Pair = tuple[str, str]
+"""Ids of a P and of a decode instance."""
+
+MOST_PREFILLS = 3
+"""Prefill instances that a decode instance is tried with before it is believed to differ from all."""
+
+
+class NoWay(Exception):
+    """No KV can go from one region to the other at present."""
+
+
+class CanaryWatch:
+    """One round when engine processes are new, and one each ``interval_s``; one canary at a time.
+
+    ``find_crossing`` gives the KV path for a model between the regions of a P and a decode instance, None within one
+    region. Raises NoWay. ``chunk_tokens`` tells what canaries must be longer than for their KV to move.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, ServedModel],
+        pools: Pools,
+        find_crossing: Callable[[str, Instance, Instance], CanaryPath | None],
+        chunk_tokens: Callable[[], int],
+        interval_s: float,
+        metrics: Metrics,
+    ) -> None:
+        self._models = models
+        self._pools = pools
+        self._find_crossing = find_crossing
+        self._chunk_tokens = chunk_tokens
+        self._interval_s = interval_s
+        self._metrics = metrics
+        self._alike: dict[Pair, bool] = {}
+        self._new: set[str] = set()
+        self._news = asyncio.Event()
+        self._round = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def notice(self, instance: Instance) -> None:
+        """Another engine process answers for this instance: what was known of it is void."""
+        id_ = instance.spec.id
+        self._alike = {pair: alike for pair, alike in self._alike.items() if id_ not in pair}
+        instance.fingerprint, instance.leaks_salts = "", False
+        self._new.add(id_)
+        self._news.set()
+
+    async def start(self) -> None:
+        """Send canaries in the background from here on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Stop, and close the legs that run."""
+        await end_task(self._task)
+
+    async def check(self, only: set[str] | None = None) -> None:
+        """Do one round; with ``only``, over the pairs that these instances are part of."""
+        self._round += 1
+        for name, model in self._models.items():
+            for decode, prefills in self._find_pairs(name, only):
+                await self._check_decode(model, decode, prefills)
+            self._apply(name)
+
+    async def _run(self) -> None:
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._interval_s):
+                    await self._news.wait()
+            new, self._new = self._new, set()
+            self._news.clear()
+            await self.check(new or None)
+
+    def _find_pairs(self, model: str, only: set[str] | None) -> Iterator[tuple[Instance, list[Instance]]]:
+        """Give each decode instance that is to be checked, with the prefill instances to try, one after the other."""
+        now_s = self._pools.clock()
+        usable = [instance for instance in self._pools.of_model(model) if instance.usable(now_s)]
+        prefills = [instance for instance in usable if instance.spec.role is Role.P]
+        if not prefills:
+            return
+        turn = self._round % len(prefills)
+        in_turn = prefills[turn:] + prefills[:turn]
+        fresh = [instance for instance in prefills if only and instance.spec.id in only]
+        seen_roles: set[Role] = set()
+        for decode in usable:
+            role = decode.spec.role
+            if role is Role.P:
+                continue
+            if only is None or decode.spec.id in only:
+                yield decode, in_turn
+            elif fresh and role not in seen_roles:
+                yield decode, fresh + [instance for instance in in_turn if instance not in fresh]
+            seen_roles.add(role)
+
+    async def _check_decode(self, model: ServedModel, decode: Instance, prefills: list[Instance]) -> None:
+        """Try prefill instances until one is alike; try those again that were not."""
+        was_different = [p for p in prefills[1:] if self._alike.get((p.spec.id, decode.spec.id)) is False]
+        others = was_different + [p for p in prefills[1:] if p not in was_different]
+        found = await self._compare(model, prefills[0], decode)
+        for prefill in others[: MOST_PREFILLS - 1]:
+            if found is not False and prefill not in was_different:
+                break
+            found = await self._compare(model, prefill, decode)
+        await self._check_salts(model, prefills[0], decode)
+
+    async def _compare(self, model: ServedModel, prefill: Instance, decode: Instance) -> bool | None:
+        """Say whether a pair is alike; None: nothing was learnt. A difference counts when it is seen twice."""
+        try:
+            crossing = self._find_crossing(model.name, prefill, decode)
+            alike = await answers_alike(self._make_prompt(model), prefill, decode, crossing)
+            alike = alike or await answers_alike(self._make_prompt(model), prefill, decode, crossing)
+        except (BackendError, TimeoutError, NoWay) as error:
+            self._metrics.canaries.labels("failed").inc()
+            log.info("no canary of %s and %s: %s", prefill.spec.id, decode.spec.id, reason_of(error))
+            return None
+        self._metrics.canaries.labels("alike" if alike else "different").inc()
+        self._alike[prefill.spec.id, decode.spec.id] = alike
+        return alike
+
+    async def _check_salts(self, model: ServedModel, prefill: Instance, decode: Instance) -> None:
+        try:
+            leaks = await find_leaks(self._make_prompt(model), (prefill, decode))
+        except (BackendError, TimeoutError):
+            self._metrics.canaries.labels("failed").inc()
+            return
+        for instance in (prefill, decode):
+            leak = leaks.get(instance.spec.id, instance.leaks_salts)
+            if leak and not instance.leaks_salts:
+                self._metrics.canaries.labels("leak").inc()
+                log.error("%s mixes up cache salts: tenants with KV of their own keep away from it", instance.spec.id)
+            instance.leaks_salts = leak
+
+    def _make_prompt(self, model: ServedModel) -> list[int]:
+        return make_prompt(model, self._chunk_tokens())
+
+    def _apply(self, model: str) -> None:
+        instances = {instance.spec.id: instance for instance in self._pools.of_model(model)}
+        alike = {pair: verdict for pair, verdict in self._alike.items() if set(pair) <= instances.keys()}
+        for id_, fingerprint in sort_out(instances, alike).items():
+            instance = instances[id_]
+            if fingerprint != instance.fingerprint:
+                if fingerprint:
+                    log.error("%s gives other tokens than its peers: it is not paired with them", id_)
+                else:
+                    log.warning("%s gives the same tokens as its peers again", id_)
+                instance.fingerprint = fingerprint
+
+
+def sort_out(ids: Iterable[str], alike: Mapping[Pair, bool]) -> dict[str, str]:
+    """Return a fingerprint for each id: equal for those that are alike, different for those that are not.
+
+    The largest group (of equal ones, one with a P) has "", and so has whoever was not seen to differ from it.
+    """
+    groups = [{id_} for id_ in ids]
+    for pair, is_alike in alike.items():
+        if is_alike:
+            joined = [group for group in groups if group & set(pair)]
+            groups = [group for group in groups if group not in joined] + [set().union(*joined)]
+    prefills = {prefill for prefill, _ in alike}
+    groups.sort(key=lambda group: (-len(group), group.isdisjoint(prefills), min(group)))
+    classes: list[set[str]] = []
+    for group in groups:
+        home = next((known for known in classes if not _differ(known, group, alike)), None)
+        if home is None:
+            classes.append(set(group))
+        else:
+            home |= group
+    return {id_: "" if number == 0 else min(known) for number, known in enumerate(classes) for id_ in known}
+
+
+def _differ(one: set[str], other: set[str], alike: Mapping[Pair, bool]) -> bool:
+    return any(
+        not is_alike and ((first in one and second in other) or (first in other and second in one))
+        for (first, second), is_alike in alike.items()
+    )

@@ -1,0 +1,179 @@
+"""The ledger of all gateway processes, in Redis: hit rates by model, answer lengths by model and tenant.
+
+Redis holds one state of each, to which every process adds what is new to it about once a second, and which it reads in
+the same step. So a process that dies takes nothing with it, and one that starts finds what the others have learnt. Time
+is Redis's own: nothing depends on the processes' clocks. Should Redis lose a state, the next process puts the whole
+back. When an answer of Redis is lost, some requests may count twice; that moves rates and quantiles by next to nothing.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+from redis.exceptions import RedisError
+
+from gateway.failure import reason_of
+from gateway.fleet.learning import Learning, News
+from gateway.redis.client import connect
+from gateway.redis.naming import digest
+from gateway.tasks import end_task
+from policies.output_length import Lengths
+from policies.types import Alignment
+
+log = logging.getLogger(__name__)
+
+_KEPT_MS = 86_400_000
+"""A state that nobody asks for is forgotten after this time."""
+_MOST_TENANTS_AT_ONCE = 256
+_MISSED_EXCHANGES = 5
+_DECODER = msgspec.msgpack.Decoder(list[float])
+
+_ADD = """
+-- KEYS: a state. ARGV: what to add to it, the state where there is none, weight of the old sums, seconds in which they
+-- fade (0: never), time to live ms. A state is [samples, sums...] in msgpack; stored with its time in front.
+-- Returns the new state.
+local time = redis.call('TIME')
+local now_s = time[1] + time[2] / 1000000
+local state = cmsgpack.unpack(ARGV[2])
+local stored = redis.call('GET', KEYS[1])
+local old = stored and select(2, pcall(cmsgpack.unpack, stored))
+if type(old) == 'table' and #old == #state + 1 then
+  local add, keep, fade_s = cmsgpack.unpack(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
+  if fade_s > 0 then keep = keep * math.exp(-math.max(0, now_s - old[1]) / fade_s) end
+  state[1] = old[2] + add[1]
+  for at = 2, #state do state[at] = old[at + 1] * keep + add[at] end
+end
+local reply, total = cmsgpack.pack(state), 0
+for at = 1, #state do total = total + state[at] end
+if total > 0 then
+  table.insert(state, 1, now_s)
+  redis.call('SET', KEYS[1], cmsgpack.pack(state), 'PX', ARGV[5])
+end
+return reply
+"""
+
+_BEAT = """
+-- KEYS: processes by the time of their last sign of life. ARGV: this process, ms after which one counts as dead.
+-- Returns how many live.
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[2])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
+return redis.call('ZCARD', KEYS[1])
+"""
+
+
+class Ledger:
+    """Exchanges what ``learning`` learns with the other processes at ``redis_url``; keys are under ``prefix``.
+
+    Decisions never wait for it: they read ``learning``, which goes on alone while Redis is away. ``on_exchange`` is
+    called after each try. ``up``: the last one succeeded. ``peers``: other processes that live, as of the last success.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        learning: Learning,
+        models: Iterable[str],
+        prefix: str = "pdd",
+        *,
+        interval_s: float = 1.0,
+        timeout_s: float = 2.0,
+        on_exchange: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._learning = learning
+        self._models = list(models)
+        self._prefix = f"{prefix}:ledger"
+        self._interval_s = interval_s
+        self._timeout_s = timeout_s
+        self._on_exchange = on_exchange
+        self._token = uuid4().hex
+        self._task: asyncio.Task[None] | None = None
+        self._client = connect(redis_url, connect_timeout_s=timeout_s)
+        self._add = self._client.register_script(_ADD)
+        self._beat = self._client.register_script(_BEAT)
+        self.up = False
+        self.peers = 0
+
+    async def start(self) -> None:
+        """Exchange in the background from here on."""
+        self._task = asyncio.create_task(self._run())
+
+    async def aclose(self) -> None:
+        """Share what is left, if Redis answers, and end."""
+        await end_task(self._task)
+        if self.up and await self.exchange():
+            with suppress(RedisError, OSError):
+                async with asyncio.timeout(self._timeout_s):
+                    await self._client.zrem(f"{self._prefix}:processes", self._token)
+        await self._client.aclose()
+
+    async def exchange(self) -> bool:
+        """Share and read now; False when Redis does not take part, which loses nothing."""
+        news, is_shared = self._learning.take_news(_MOST_TENANTS_AT_ONCE), False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                replies = await self._send(news)
+            is_shared = True
+        except (RedisError, OSError) as error:
+            if self.up:
+                log.warning("the shared ledger is lost: %s", reason_of(error))
+        finally:
+            if not is_shared:
+                self._learning.put_back(news)
+        if is_shared:
+            self._take(news, replies)
+        if is_shared and not self.up:
+            log.info("the shared ledger answers")
+        self.up = is_shared
+        self._on_exchange()
+        return is_shared
+
+    async def _run(self) -> None:
+        while True:
+            await self.exchange()
+            await asyncio.sleep(self._interval_s)
+
+    async def _send(self, news: News) -> list[Any]:
+        learning = self._learning
+        async with self._client.pipeline(transaction=False) as pipeline:
+            dead_ms = int(_MISSED_EXCHANGES * (self._interval_s + self._timeout_s) * 1000)
+            await self._beat([f"{self._prefix}:processes"], [self._token, dead_ms], client=pipeline)
+            for model in self._models:
+                new, seen = news.hits.get(model, Alignment()), learning.alignment(model)
+                states = [_pack_hits(learning.faded_hits(model, hits)) for hits in (new, seen)]
+                fading = [1.0, learning.alignment_window_s(model), _KEPT_MS]
+                await self._add([self._key("hits", model)], [*states, *fading], client=pipeline)
+            for (model, tenant), lengths in news.lengths.items():
+                states = [_pack_lengths(counts) for counts in (lengths.counts, learning.lengths(model, tenant))]
+                fading = [lengths.keep, 0, _KEPT_MS]
+                await self._add([self._key("lengths", model, tenant)], [*states, *fading], client=pipeline)
+            return await pipeline.execute()
+
+    def _take(self, news: News, replies: Sequence[Any]) -> None:
+        """Give what came back to ``learning``; the replies are in the order of ``_send``."""
+        living, *states = replies
+        self.peers = living - 1
+        decoded = [_DECODER.decode(state) for state in states]
+        now_s = self._learning.clock()
+        for model, (_, prompt, prefill_hit, main_hit) in zip(self._models, decoded, strict=False):
+            self._learning.learn_hits(model, Alignment(prompt, prefill_hit, main_hit, now_s))
+        for key, (samples, *counts) in zip(news.lengths, decoded[len(self._models) :], strict=True):
+            self._learning.learn_lengths(key, Lengths(tuple(counts), int(samples)))
+
+    def _key(self, kind: str, model: str, tenant: str | None = None) -> str:
+        key = f"{self._prefix}:{{{digest(model)}}}:{kind}"
+        return key if tenant is None else f"{key}:{digest(tenant)}"
+
+
+def _pack_hits(seen: Alignment) -> bytes:
+    return msgspec.msgpack.encode([0, seen.prompt_tokens, seen.prefill_hit_tokens, seen.main_hit_tokens])
+
+
+def _pack_lengths(lengths: Lengths) -> bytes:
+    return msgspec.msgpack.encode([lengths.samples, *lengths.counts])

@@ -1,0 +1,111 @@
+"""The client's side of a running request: it may leave, or stop reading, at any moment."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from starlette.types import Message, Receive, Send
+
+from gateway.http.body import ClientDisconnected, ClientStalled
+
+
+class ShuttingDown(Exception):
+    """The gateway ends, and the answer with it."""
+
+
+class Client:
+    """Sends to the client, and ends the block that it guards when the client is gone: the block raises ClientGone or
+    ClientStalled; or what ``leave`` was told.
+
+    One task waits for the disconnect and one timer looks for a stuck write, for the whole block: a chunk costs neither.
+    """
+
+    opening: Message | None = None
+    """What began the answer; None: nothing was sent."""
+    is_complete = False
+    """The whole answer was sent."""
+
+    def __init__(self, receive: Receive, send: Send, write_timeout_s: float) -> None:
+        self._receive = receive
+        self._send = send
+        self._write_timeout_s = write_timeout_s
+        self._sending_since: float | None = None
+        self._loss: ClientDisconnected | ShuttingDown | None = None
+
+    async def __aenter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._cancelled_before = task.cancelling()
+        self._loop = asyncio.get_running_loop()
+        self._watcher = self._loop.create_task(self._watch())
+        self._timer = self._loop.call_later(self._write_timeout_s, self._look_for_stall)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._timer.cancel()
+        self._watcher.cancel()
+        loss = self._loss
+        if loss is not None and self._task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+            raise loss from error
+
+    async def send(self, message: Message) -> None:
+        """Send one ASGI message; waits while the client does not read what it was sent before."""
+        self._sending_since = self._loop.time()
+        await self._send(message)
+        self._sending_since = None
+        if not message.get("more_body", False):
+            self._note_edge(message)
+
+    def leave(self, loss: ClientDisconnected | ShuttingDown) -> None:
+        """Let the block raise ``loss``, unless it ends for another reason already."""
+        if self._loss is None:
+            self._loss = loss
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.leave(ClientDisconnected())
+
+    def _look_for_stall(self) -> None:
+        since = self._sending_since
+        if since is not None and self._loop.time() - since >= self._write_timeout_s:
+            self.leave(ClientStalled())
+            return
+        due = (self._loop.time() if since is None else since) + self._write_timeout_s
+        self._timer = self._loop.call_at(due, self._look_for_stall)
+
+    def _note_edge(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.opening = message
+        else:
+            self.is_complete = True
+
+
+class Clients:
+    """The clients whose answers run."""
+
+    def __init__(self) -> None:
+        self._open: set[Client] = set()
+        self.is_over = False
+        """No more answers are given."""
+
+    @contextmanager
+    def holding(self, client: Client) -> Iterator[None]:
+        """Count the client, whose block must have been entered, while this block runs."""
+        self._open.add(client)
+        try:
+            yield
+        finally:
+            self._open.discard(client)
+
+    def cut_off(self) -> None:
+        """End all answers now: their clients' blocks raise ShuttingDown."""
+        self.is_over = True
+        for client in tuple(self._open):
+            client.leave(ShuttingDown())

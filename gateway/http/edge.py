@@ -1,0 +1,229 @@
+"""The server's side of a connection: what comes in is bounded in size and time, and read in one way only."""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import httptools
+import uvicorn
+from starlette.types import Scope
+from uvicorn._types import ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from gateway.errors import ApiError, encode_error
+from gateway.http.framing import MOST_HEAD_BYTES, MOST_HEADERS, bad_request, find_flaw, too_large, write_without_upgrade
+from gateway.http.proxies import IpNetwork, find_client
+
+TRANSPORT = "transport"
+
+
+class HeadRefused(Exception):
+    """Ends the parsing of a request that is not taken."""
+
+
+@dataclass(slots=True)
+class Edge:
+    """What the connections of one listener share. ``trusted``: proxies whose X-Forwarded-For is believed."""
+
+    head_timeout_s: float = 30.0
+    most_connections: int = 10_000
+    trusted: Sequence[IpNetwork] = ()
+    idle: "OrderedDict[EdgeProtocol, None]" = field(default_factory=OrderedDict)
+    """Connections without a request, the longest idle first."""
+
+
+class EdgeProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP protocol, stricter; it lets an endpoint cut its connection, and streams to HTTP/1.0 clients.
+
+    A head must be there whole within a time and a size, also on a connection that was used before. A head that is not
+    taken is answered in OpenAI's shape, and its connection ends.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+        edge: Edge | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._edge = edge if edge is not None else Edge()
+        self._in_head = True
+        self._pending_bytes = 0
+        """Bytes that came since the last of which something was made: a head, or a piece of a body."""
+        self._flaw: ApiError | None = None
+        self._refused = False
+        self._asked = False
+        self._head: bytes | None = None
+        """The head of a request for an upgrade, written anew: the parser takes its body for another protocol's."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for the first request; make room when there are too many connections."""
+        super().connection_made(transport)
+        idle = self._edge.idle
+        if len(self.connections) > self._edge.most_connections:
+            if not idle:
+                self._refuse(ApiError(503, "The gateway has too many connections.", code="overloaded"))
+                return
+            idle.popitem(last=False)[0].transport.close()
+        idle[self] = None
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._edge.idle.pop(self, None)
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, within the bounds of a head."""
+        if self._refused or self.transport.is_closing():
+            return
+        self._pending_bytes += len(data)
+        if self._in_head:
+            self._edge.idle.pop(self, None)
+            self._start_timer()
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self._refuse(self._flaw or bad_request("This is not valid HTTP."))
+        if self._pending_bytes > MOST_HEAD_BYTES and not self._refused:
+            self._refuse(too_large())
+
+    def on_message_begin(self) -> None:
+        """Put the connection's transport into the request's state."""
+        super().on_message_begin()
+        self._start_timer()
+        self.scope["state"][TRANSPORT] = self.transport
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; what comes after the body is none."""
+        if not self._in_head:
+            return
+        if len(self.headers) >= MOST_HEADERS:
+            self._stop_parsing(too_large())
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Check the head as a whole before the request exists for anybody."""
+        method = self.parser.get_method()
+        flaw = find_flaw(self.parser.get_http_version(), method, self.url, self.headers)
+        if flaw is not None:
+            self._stop_parsing(flaw)
+        if self.parser.should_upgrade():
+            self._head = write_without_upgrade(method, self.url, self.headers)
+            return
+        self._in_head = False
+        self._pending_bytes = 0
+        self._stop_timer()
+        if self.client is not None and self._edge.trusted:
+            peer = find_client(self.client[0], self.headers, self._edge.trusted)
+            self.scope["client"] = (peer, self.client[1] if peer == self.client[0] else 0)
+        super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            self.cycle.send = partial(send_unchunked, self.cycle)  # type: ignore[method-assign]
+        self._asked = True
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of a body."""
+        self._pending_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """Expect the next head."""
+        if self._head is not None:
+            return
+        self._in_head = True
+        self._pending_bytes = 0
+        self._stop_timer()
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            # uvicorn has stopped its timer for the body that nobody read.
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+            self._edge.idle[self] = None
+
+    def on_response_complete(self) -> None:
+        """Be idle, or give the rest of a body that nobody read as long as a head."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        if not self._in_head:
+            self._start_timer()
+        elif self.cycle.response_complete and self._timer is None:
+            self._edge.idle[self] = None
+
+    def _parse(self, data: bytes) -> None:
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                assert self._head is not None
+                data, self._head = self._head + data[upgrade.args[0] :], None
+
+    def _stop_parsing(self, flaw: ApiError) -> None:
+        self._flaw = flaw
+        raise HeadRefused
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer with an error and close. An answer that has begun is cut: an error inside it would be part of it.
+
+        What the client still sends is thrown away for a while, as closing on it would take the answer away from it.
+        """
+        self._refused = True
+        self._edge.idle.pop(self, None)
+        if self.pipeline or (self._asked and self.cycle.response_started and not self.cycle.response_complete):
+            self.transport.abort()
+            return
+        body = encode_error(error)
+        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+            self._stop_timer()
+            self._start_timer()
+        else:
+            self.transport.close()
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._edge.head_timeout_s, self._be_late)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _be_late(self) -> None:
+        self._timer = None
+        if self._in_head and self._pending_bytes and not self._refused:
+            self._refuse(ApiError(408, "The request did not arrive in time."))
+        else:
+            self.transport.close()
+
+
+def cut_connection(scope: Scope) -> None:
+    """Drop the connection with what its client did not read; closing it would wait for that client."""
+    transport = scope.get("state", {}).get(TRANSPORT)
+    if transport is not None:
+        transport.abort()
+
+
+async def send_unchunked(cycle: RequestResponseCycle, message: ASGISendEvent) -> None:
+    """Send to a client of HTTP/1.0, which knows no chunks: an answer without a length ends with its connection."""
+    if message["type"] == "http.response.start":
+        if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+            cycle.chunked_encoding = False
+    elif message["type"] == "http.response.body" and not cycle.expected_content_length:
+        # uvicorn takes no more bytes than it expects.
+        cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)

@@ -1,0 +1,81 @@
+"""What all of the gateway's applications have in common: exact paths, and errors in OpenAI's shape."""
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gateway.errors import ApiError, encode_error, error_headers, error_messages, from_generation
+from gateway.failure import GenerationFailed
+
+JSON = "application/json"
+NOTHING = "There is nothing at this path."
+
+
+def assemble(routes: Sequence[Route]) -> Starlette:
+    """Return an application of these routes."""
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(ExactPaths, routes)],
+        exception_handlers={
+            ApiError: answer_api_error,
+            GenerationFailed: answer_refusal,
+            HTTPException: answer_http_error,
+            Exception: answer_failure,
+        },
+    )
+    # A path that is not exactly a route is no route: nothing is checked at one spelling and served at another.
+    app.router.redirect_slashes = False
+    return app
+
+
+class ExactPaths:
+    """Knows no path that names a route only once its percent signs are decoded, but for a route's free part."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[Route]) -> None:
+        self._app = app
+        self._free = tuple(route.path.partition("{")[0].encode() for route in routes if "{" in route.path)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on, or answer 404."""
+        raw = scope.get("raw_path") or b""
+        if b"%" in raw and not raw.startswith(self._free):
+            for message in error_messages(ApiError(404, NOTHING), []):
+                await send(message)
+            return
+        await self._app(scope, receive, send)
+
+
+async def answer_api_error(request: Request, error: Exception) -> Response:
+    """Answer an error of our own."""
+    assert isinstance(error, ApiError)
+    return to_response(error)
+
+
+async def answer_refusal(request: Request, error: Exception) -> Response:
+    """Answer a caller who may not ask."""
+    assert isinstance(error, GenerationFailed)
+    return to_response(from_generation(error))
+
+
+async def answer_http_error(request: Request, error: Exception) -> Response:
+    """Answer starlette's own errors: unknown paths and methods."""
+    assert isinstance(error, HTTPException)
+    messages = {404: NOTHING, 405: "This path does not know this method."}
+    message = messages.get(error.status_code, error.detail)
+    return to_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+async def answer_failure(request: Request, error: Exception) -> Response:
+    """Answer a failure of ours; the server logs it."""
+    return to_response(ApiError(500, "The gateway failed to handle this request."))
+
+
+def to_response(error: ApiError) -> Response:
+    """Return an error as a response."""
+    return Response(encode_error(error), error.status, error_headers(error), JSON)

@@ -1,0 +1,131 @@
+"""What stands between a checked request and the engines: the tenant's limits, then the queue for a free place.
+
+Whoever enters leaves again, whatever happens; leaving never waits, so no cancellation can get in its way.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+from gateway.errors import ApiError, Headers
+from gateway.limits.buckets import Left, RateLimitStatus, Rates
+from gateway.limits.leases import Lease, LimitReached, RequestTooLarge
+from gateway.limits.queues import AdmissionQueues, Overloaded
+from gateway.limits.rate_limiter import RateLimiter
+from gateway.limits.usage import UsageMeter, Use
+from gateway.telemetry.metrics import Metrics
+from policies.rules import Rules
+
+RANKS = {"high": 0, "normal": 1, "low": 2}
+"""Classes of the queue, and the priorities that engines see: the smallest goes first."""
+OVERLOADED_RETRY_S = 2.0
+MESSAGES = {
+    "requests": "Rate limit reached: {} requests per minute.",
+    "tokens": "Rate limit reached: {} tokens per minute.",
+    "concurrent": "Rate limit reached: {} requests at once.",
+}
+
+
+@dataclass(slots=True)
+class Admission:
+    """A request that was let in. ``headers``: how its tenant stands, for the answer."""
+
+    tenant: str
+    model: str
+    answers: int
+    lease: Lease
+    gate: "AdmissionControl"
+    headers: Headers = field(default_factory=list)
+    has_left: bool = False
+
+    def leave(self, use: Use, charged_tokens: int) -> None:
+        """End it: free its place, charge its tokens, count its use. Only the first call counts."""
+        if not self.has_left:
+            self.has_left = True
+            self.lease.settle(charged_tokens)
+            if self.answers:
+                self.gate.queues.of(self.model).leave(self.answers)
+            self.gate.usage.note(self.tenant, self.model, use)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionControl:
+    """Lets requests in."""
+
+    limits: RateLimiter
+    queues: AdmissionQueues
+    usage: UsageMeter
+    metrics: Metrics
+
+    async def enter(
+        self, tenant: str, rules: Rules, model: str, prompt_tokens: int, output_tokens: int, answers: int = 1
+    ) -> Admission:
+        """Wait until a request may run. ``output_tokens``: the most that its answers may have together.
+
+        ``model``: whose place it waits for, and under which its use is counted. ``answers`` 0: it takes no place, so it
+        does not wait for one.
+        Raises ApiError 400, 429 or 503.
+        """
+        limits = rules.limits
+        rates = Rates(limits.requests_per_min, limits.tokens_per_min, limits.concurrent)
+        try:
+            lease = await self.limits.admit(tenant, rates, prompt_tokens, output_tokens)
+        except LimitReached as error:
+            raise self._refuse(error, rates) from None
+        except RequestTooLarge:
+            self.metrics.refused.labels("too_large").inc()
+            message = f"The prompt has {prompt_tokens} tokens; the limit is {limits.tokens_per_min} tokens per minute."
+            raise ApiError(400, message, code="prompt_too_long") from None
+        if not answers:
+            return Admission(tenant, model, 0, lease, self, spell_standing(lease.standing))
+        is_in = False
+        try:
+            cost = prompt_tokens + output_tokens
+            await self.queues.of(model).enter(tenant, RANKS[rules.priority], cost, answers)
+            is_in = True
+        except Overloaded:
+            self.metrics.refused.labels("overloaded").inc()
+            message = "The gateway is at its limit; try again soon."
+            raise ApiError(503, message, code="overloaded", retry_after_s=OVERLOADED_RETRY_S) from None
+        finally:
+            if not is_in:
+                lease.settle(0)
+        return Admission(tenant, model, answers, lease, self, spell_standing(lease.standing))
+
+    def _refuse(self, error: LimitReached, rates: Rates) -> ApiError:
+        self.metrics.refused.labels(error.refused_by).inc()
+        limit = {
+            "requests": rates.requests_per_min,
+            "tokens": rates.tokens_per_min,
+            "concurrent": rates.concurrent,
+        }[error.refused_by]
+        return ApiError(
+            429,
+            MESSAGES[error.refused_by].format(limit),
+            retry_after_s=error.retry_after_s,
+            headers={name.decode(): value.decode() for name, value in spell_standing(error.standing)},
+        )
+
+
+def spell_standing(standing: RateLimitStatus) -> Headers:
+    """Return the headers that OpenAI's clients read."""
+    headers: Headers = []
+    for name, left in (("requests", standing.requests), ("tokens", standing.tokens)):
+        if left is not None:
+            headers += _spell_left(name, left)
+    return headers
+
+
+def _spell_left(name: str, left: Left) -> Headers:
+    values = {"limit": str(left.limit), "remaining": str(left.remaining), "reset": spell_duration(left.reset_s)}
+    return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
+
+
+def spell_duration(duration_s: float) -> str:
+    """Return a duration as OpenAI spells it: ``120ms``, ``7.5s``, ``6m0s``, ``1h0m0s``."""
+    if duration_s < 1:
+        return f"{math.ceil(duration_s * 1000)}ms"
+    if duration_s < 60:
+        return f"{math.ceil(duration_s * 1000) / 1000:g}s"
+    minutes, seconds = divmod(math.ceil(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}s" if hours else f"{minutes}m{seconds}s"

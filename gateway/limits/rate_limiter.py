@@ -1,0 +1,103 @@
+"""Holds tenants to their limits over all gateway processes, or alone while Redis is away.
+
+Requests and tokens per minute are token buckets. An admission takes what the request may use at most; the end of the
+answer gives back what it did not, or charges what it used beyond. Answers that run hold leases, which are renewed
+while they run and end by themselves when their process dies.
+
+While Redis is away each process holds its tenants to its share of the limits, which it counts by itself: an admission
+then costs no time at all. What runs is made known as soon as Redis answers again.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gateway.limits.buckets import Meter, Rates
+from gateway.limits.leases import Lease, LimitReached, RequestTooLarge
+from gateway.limits.shared import SharedLimits
+
+
+class RateLimiter:
+    """Admits requests. ``redis_url`` None: this process is the only one.
+
+    ``processes``: how many gateway processes lived when that was last known. ``options``: see ``SharedLimits``.
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None,
+        processes: Callable[[], int],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        **options: Any,
+    ) -> None:
+        self._processes = processes
+        self._clock = clock
+        self._running: dict[str, set[Lease]] = {}
+        self._meters: dict[str, Meter] = {}
+        self._shared = SharedLimits(redis_url, self._running, **options) if redis_url is not None else None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether other processes are not counted now although there may be some."""
+        return self._shared is not None and not self._shared.up
+
+    async def start(self) -> None:
+        """Share the limits from here on."""
+        if self._shared is not None:
+            await self._shared.start()
+
+    async def aclose(self) -> None:
+        """Tell Redis of the last ends, if it answers, and end."""
+        if self._shared is not None:
+            await self._shared.aclose()
+
+    def running(self, tenant: str) -> int:
+        """Answers of a tenant that this process runs under a limit."""
+        return len(self._running.get(tenant, ()))
+
+    async def admit(self, tenant: str, rates: Rates, prompt_tokens: int, output_tokens: int) -> Lease:
+        """Let one request run. ``output_tokens``: the most it may make. Raises LimitReached and RequestTooLarge."""
+        if not rates.any:
+            return Lease(tenant, 0)
+        if rates.tokens_per_min is not None and prompt_tokens > rates.tokens_per_min:
+            raise RequestTooLarge
+        wanted = prompt_tokens + output_tokens
+        lease = await self._admit_shared(tenant, rates, wanted) or self._admit_here(tenant, rates, wanted)
+        lease.end = self._end
+        self._running.setdefault(tenant, set()).add(lease)
+        return lease
+
+    async def _admit_shared(self, tenant: str, rates: Rates, wanted_tokens: int) -> Lease | None:
+        if self._shared is None or not self._shared.up:
+            return None
+        lease = Lease(tenant, rates.reserve(wanted_tokens), charged_in_redis=True, in_redis=True)
+        verdict = await self._shared.ask(lease, rates)
+        if verdict is None:
+            return None
+        if verdict.refused_by is not None:
+            raise LimitReached(verdict, verdict.refused_by)
+        self._meters.pop(tenant, None)
+        lease.standing = verdict.standing
+        return lease
+
+    def _admit_here(self, tenant: str, rates: Rates, wanted_tokens: int) -> Lease:
+        own = rates if self._shared is None else rates.share(max(1, self._processes()))
+        meter = self._meters.setdefault(tenant, Meter())
+        lease = Lease(tenant, own.reserve(wanted_tokens))
+        verdict = meter.ask(own, lease.reserved_tokens, self.running(tenant), self._clock())
+        if verdict.refused_by is not None:
+            raise LimitReached(verdict, verdict.refused_by)
+        lease.standing = verdict.standing
+        return lease
+
+    def _end(self, lease: Lease, tokens: int) -> None:
+        leases = self._running[lease.tenant]
+        leases.discard(lease)
+        if not leases:
+            del self._running[lease.tenant]
+        unused = lease.reserved_tokens - tokens
+        if not lease.charged_in_redis and lease.tenant in self._meters:
+            self._meters[lease.tenant].give_back(unused)
+        if lease.in_redis and self._shared is not None:
+            self._shared.end(lease, unused if lease.charged_in_redis else 0)

@@ -1,0 +1,70 @@
+"""Who plays which role in one answer, and who steps in when somebody is lost."""
+
+from collections.abc import Collection, Iterable
+
+from gateway.fleet.pools import Instance, Pools
+from gateway.relay.types import GenerationRequest
+from policies.types import Plan, Rng, Role
+
+
+class Failover:
+    """The plan's instances first; after a failure, the least loaded other one of the same role and region.
+
+    Staying in the region keeps the KV that has crossed, or that RLD's store has, of use. One that would go on with
+    other tokens than the plan's instances, or that mixes up salts, never steps in, nor does one outside ``regions``
+    (None: any may).
+    """
+
+    def __init__(
+        self, plan: Plan, request: GenerationRequest, regions: Collection[str] | None, pools: Pools, rng: Rng
+    ) -> None:
+        self._pools = pools
+        self._model = request.model
+        self._is_salted = request.cache_salt is not None
+        self._rng = rng
+        planned: Iterable[tuple[Role, str | None]] = (
+            (Role.P, plan.prefill),
+            (Role.RLD, plan.relay),
+            (Role.MD, plan.main),
+        )
+        self._chosen = {role: id_ for role, id_ in planned if id_ is not None}
+        self._allowed = regions
+        self._roles = {role: pools[id_].spec.role for role, id_ in self._chosen.items()}
+        self._regions = {role: pools[id_].spec.region for role, id_ in self._chosen.items()}
+        if Role.P in self._regions:
+            self._regions.setdefault(Role.RLD, self._regions[Role.P])
+        self._fingerprint = pools[next(iter(self._chosen.values()))].fingerprint
+        self._failed: set[str] = set()
+
+    def pick(self, role: Role) -> Instance | None:
+        """Give the instance for a new leg; None: there is none just now."""
+        now_s = self._pools.clock()
+        kept = self._chosen.get(role)
+        if kept is not None and kept not in self._failed and self._pools[kept].alive(now_s):
+            return self._pools[kept]
+        region, own_role = self._regions.get(role), self._roles.get(role, role)
+        candidates = [
+            instance
+            for instance in self._pools.of_model(self._model)
+            if instance.spec.role is own_role
+            and instance.spec.id not in self._failed
+            and instance.usable(now_s)
+            and region in (None, instance.spec.region)
+            and (self._allowed is None or instance.spec.region in self._allowed)
+            and instance.fingerprint == self._fingerprint
+            and not (self._is_salted and instance.leaks_salts)
+        ]
+        if not candidates:
+            return None
+        best = min(candidates, key=lambda instance: (instance.view(now_s).load, self._rng.random()))
+        self._chosen[role] = best.spec.id
+        self._regions.setdefault(role, best.spec.region)
+        return best
+
+    def lose(self, instance: Instance) -> None:
+        """Do not use this instance again until ``forgive``."""
+        self._failed.add(instance.spec.id)
+
+    def forgive(self) -> None:
+        """A back-off is over: all may be tried again."""
+        self._failed.clear()

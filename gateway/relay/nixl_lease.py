@@ -1,0 +1,39 @@
+"""KV that P lends to RLD, where engines fetch it from each other.
+
+A ticket is good for one reader, once, and for exactly the prompt that P computed: an engine that is given more ids with
+it ends. After the lease P's memory may hold something else.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from backends.types import LegRequest
+from gateway.relay.splice_events import LegKind, StartLeg
+
+
+class NixlLease:
+    """One answer's ticket. ``lease_s`` None: nothing is lent."""
+
+    def __init__(self, lease_s: float | None, clock: Callable[[], float]) -> None:
+        self._lease_s = lease_s
+        self._clock = clock
+        self._ticket: Mapping[str, Any] | None = None
+        self._good_until_s = 0.0
+
+    def note(self, ticket: Mapping[str, Any]) -> None:
+        """P has said where the KV is."""
+        self._ticket = ticket
+        self._good_until_s = self._clock() + (self._lease_s or 0.0)
+
+    def apply(self, leg: LegRequest, start: StartLeg) -> LegRequest:
+        """Have P lend, and give the ticket to the first leg of RLD's that starts at the prompt's end."""
+        if self._lease_s is None:
+            return leg
+        if start.kind is LegKind.PREFILL:
+            return replace(leg, lends_kv=True)
+        if start.kind is LegKind.RELAY and start.base == 0:
+            ticket, self._ticket = self._ticket, None
+            if ticket is not None and self._clock() < self._good_until_s:
+                return replace(leg, kv_ticket=ticket)
+        return leg

@@ -1,0 +1,194 @@
+"""Tests of the gateway's side of a bridge, with the bridge as a process of its own behind a real link."""
+
+import asyncio
+import signal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+import redis.asyncio
+
+from backends.errors import BackendError, TransferFailed
+from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.resp import StoreAddress
+from backends.transport.wan.link import WanLink
+from backends.transport.wan.route import WanRoute
+from backends.types import TransferProgress, TransferRequest
+from tests.backends.kv.bridge.chunks import CHUNK_BYTES, CHUNK_TOKENS, chunks_of, prompt, store
+from tests.backends.kv.bridge.commands import Running, run_command, through
+from tests.valkey import run_valkey
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60)]
+
+PATIENCE_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Bridged:
+    """Two stores, the link between them, and how to start a bridge over it."""
+
+    a: redis.asyncio.Redis
+    wan: WanLink
+    arguments: tuple[str, ...]
+
+    def crossed_chunks(self) -> float:
+        """What came over the link so far, in chunks."""
+        return self.wan.stats().from_target_bytes / CHUNK_BYTES
+
+
+@asynccontextmanager
+async def bridged(rate_mbit: float = 40) -> AsyncGenerator[Bridged, None]:
+    """Everything but the bridge."""
+    async with AsyncExitStack() as stack:
+        url_a, url_b = await stack.enter_async_context(run_valkey()), await stack.enter_async_context(run_valkey())
+        a = await stack.enter_async_context(redis.asyncio.Redis.from_url(url_a))
+        route = WanRoute("127.0.0.1", StoreAddress.parse(url_a).port)
+        wan = await stack.enter_async_context(WanLink([route], rate_mbit=rate_mbit, delay_ms=5))
+        arguments = ("--source", through(url_a, wan.ports[0]), "--dest", url_b, "--silence-s=0.5")
+        yield Bridged(a, wan, arguments)
+
+
+@asynccontextmanager
+async def open_path(running: Running) -> AsyncGenerator[BridgePath, None]:
+    """A path through a running bridge."""
+    path = BridgePath(running.url)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield path
+    finally:
+        await path.aclose()
+
+
+def request(count: int, seed: int = 0, transfer_id: str = "t", deadline_s: float = 60) -> TransferRequest:
+    """A transfer of ``count`` chunks."""
+    return TransferRequest(
+        transfer_id, "lmcache", "demo", prompt(count, seed), CHUNK_TOKENS, salt=None, deadline_s=deadline_s
+    )
+
+
+async def read_all(path: BridgePath, wanted: TransferRequest) -> list[TransferProgress]:
+    """Run a transfer to its end."""
+    return [progress async for progress in path.transfer(wanted)]
+
+
+async def test_a_transfer_and_the_link() -> None:
+    """Progress goes from open to complete; afterwards the link's rate, round trip and bytes are known."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        await store(region.a, chunks_of(prompt(12)))
+        async with open_path(running) as path:
+            progress = await read_all(path, request(12))
+            link = await path.link()
+        assert (progress[0].state, progress[-1].state) == ("open", "complete")
+        assert (progress[-1].chunks_done, progress[-1].wan_bytes) == (12, 12 * CHUNK_BYTES)
+        assert link.up
+        assert link.wan_bytes_total == region.wan.stats().from_target_bytes
+        assert link.queued_bytes == 0
+        assert 0.01 <= link.rtt_s < 0.1
+        assert 0.5 * 5_000_000 < link.rate_bytes_per_s < 1.3 * 5_000_000
+
+
+async def test_closing_stops_the_traffic() -> None:
+    """Closing the generator ends the transfer at the bridge and its bytes on the link within one chunk."""
+    async with bridged(rate_mbit=20) as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        await store(region.a, [*chunks_of(prompt(30)), *chunks_of(prompt(1, seed=1))])
+        async with open_path(running) as path:
+            async with aclosing(path.transfer(request(30))) as transfer:
+                async for progress in transfer:
+                    if progress.chunks_done >= 3:
+                        break
+            before = region.crossed_chunks()
+            await read_all(path, request(1, seed=1, transfer_id="u"))
+            assert region.crossed_chunks() - before < 2.2
+
+
+async def test_a_killed_bridge_fails_and_its_successor_resumes() -> None:
+    """A bridge that dies raises TransferFailed; the next one moves only what is missing."""
+    async with bridged(rate_mbit=20) as region:
+        await store(region.a, chunks_of(prompt(16)))
+        done = 0
+        async with run_command("backends.kv.bridge.command", *region.arguments) as running, open_path(running) as path:
+            with pytest.raises(TransferFailed):
+                async for progress in path.transfer(request(16)):
+                    done = progress.chunks_done
+                    if done >= 5 and running.process.returncode is None:
+                        running.process.send_signal(signal.SIGKILL)
+                        await running.process.wait()
+            with pytest.raises(TransferFailed):
+                await read_all(path, request(16))
+            with pytest.raises(BackendError):
+                await path.link()
+        async with run_command("backends.kv.bridge.command", *region.arguments) as running, open_path(running) as path:
+            rest = await read_all(path, request(16))
+        assert rest[0].chunks_present >= done
+        assert rest[-1].state == "complete"
+        assert region.crossed_chunks() < 16 + 3
+
+
+async def test_a_stopped_bridge_ends_its_streams() -> None:
+    """SIGTERM fails open transfers at once and the process ends with status 0."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        async with open_path(running) as path:
+            with pytest.raises(TransferFailed, match="stopping"):
+                async for _ in path.transfer(request(4)):
+                    running.process.terminate()
+            assert await running.process.wait() == 0
+
+
+async def test_failures_are_transfer_failures() -> None:
+    """A repeated id, a deadline, a refusal and an unknown dialect all raise TransferFailed, with the reason."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        async with open_path(running) as path:
+            async with aclosing(path.transfer(request(4))) as first:
+                assert (await anext(first)).state == "open"
+                with pytest.raises(TransferFailed, match="in use"):
+                    await read_all(path, request(4))
+            with pytest.raises(TransferFailed, match="deadline"):
+                await read_all(path, request(4, transfer_id="u", deadline_s=0.2))
+            wrong = TransferRequest("v", "lmcache", "a@b", prompt(1), CHUNK_TOKENS)
+            with pytest.raises(TransferFailed, match="model"):
+                await read_all(path, wrong)
+            with pytest.raises(TransferFailed, match="dialect"):
+                await read_all(path, TransferRequest("w", "other", "demo", [], CHUNK_TOKENS))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nxxx\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 100_000,
+        b"garbage\r\n\r\n",
+        b"",
+    ],
+)
+async def test_a_peer_that_is_no_bridge(answer: bytes) -> None:
+    """Whatever answers instead of a bridge, the caller gets TransferFailed, and a backend error for the link."""
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        path = BridgePath(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        with pytest.raises(TransferFailed):
+            await read_all(path, request(0))
+        with pytest.raises(BackendError):
+            await path.link()
+        await path.aclose()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--source=nonsense", "--dest=redis://127.0.0.1"),
+        ("--source=redis://127.0.0.1", "--dest=redis://127.0.0.1", "--listen=nowhere"),
+        ("--source=redis://127.0.0.1", "--dest=redis://127.0.0.1", "--listen=203.0.113.1:1"),
+    ],
+)
+async def test_command_refuses_nonsense(arguments: tuple[str, ...]) -> None:
+    """Arguments that mean nothing, or an address that is not ours, end the command before it listens."""
+    with pytest.raises(AssertionError, match="ended before"):
+        async with run_command("backends.kv.bridge.command", *arguments):
+            pass

@@ -1,0 +1,176 @@
+"""Tests of the bridge's HTTP API: what it refuses, and what it tells."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from backends.kv.bridge.mover import Mover
+from backends.kv.bridge.resp import StoreAddress
+from backends.kv.bridge.server import make_app
+from backends.kv.bridge.types import BridgeLimits
+from tests.backends.kv.bridge.chunks import chunks_of, prompt, store
+from tests.backends.kv.bridge.regions import QUICK, Regions, two_regions
+
+OPEN = {"transfer_id": "t", "dialect": "lmcache", "model": "demo", "token_ids": [1, 2, 3], "chunk_tokens": 2}
+
+
+@asynccontextmanager
+async def idle_bridge(limits: BridgeLimits = QUICK) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """The API over a mover whose stores do not exist."""
+    nowhere = StoreAddress("127.0.0.1", 1)
+    mover = Mover(nowhere, nowhere, limits)
+    moving = asyncio.create_task(mover.run())
+    await asyncio.sleep(0)  # let it begin
+    try:
+        async with client_of(mover) as client:
+            yield client
+    finally:
+        moving.cancel()
+        with suppress(asyncio.CancelledError):
+            await moving
+
+
+def client_of(mover: Mover) -> httpx.AsyncClient:
+    """An HTTP client of the API over ``mover``, without a network."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(make_app(mover)), base_url="http://bridge")
+
+
+async def post(regions: Regions, **fields: Any) -> list[dict[str, Any]]:
+    """Run a transfer over the API to its end; its lines."""
+    body = {"transfer_id": "t", "dialect": "lmcache", "model": "demo", "chunk_tokens": 16, **fields}
+    async with client_of(regions.mover) as client:
+        answer = await client.post("/v1/transfers", json=body, timeout=15)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"transfer_id": None}, "transfer_id"),
+        ({"transfer_id": ""}, "transfer_id"),
+        ({"dialect": "other"}, "dialect"),
+        ({"token_ids": ["x"]}, "token_ids"),
+        ({"token_ids": None}, "either token_ids or keys"),
+        ({"keys": ["k"]}, "either token_ids or keys"),
+        ({"token_ids": [-1]}, "token_ids"),
+        ({"chunk_tokens": 0}, "chunk_tokens"),
+        ({"model": "a@b"}, "model"),
+        ({"dtype": "int3"}, "dtype"),
+        ({"world_size": 0}, "world_size"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"dialect": "lmcache-mp", "salt": "a/b"}, "salt"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+async def test_refuses_malformed_requests(change: dict[str, Any], words: str) -> None:
+    """What is malformed is refused with 400 and the field's name, and opens nothing."""
+    async with idle_bridge() as client:
+        answer = await client.post("/v1/transfers", json={**OPEN, **change})
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]
+        assert (await client.get("/v1/transfers")).json() == []
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"transfer_id":"\\ud800"}', b"1" * 1000])
+async def test_refuses_what_is_no_request(body: bytes) -> None:
+    """Bodies that are no JSON object of the right kind are refused with 400."""
+    async with idle_bridge() as client:
+        assert (await client.post("/v1/transfers", content=body)).status_code == 400
+
+
+async def test_refuses_an_endless_body() -> None:
+    """A body beyond the bound is refused with 413 before it is held in memory."""
+
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for _ in range(65):
+            yield bytes(1 << 20)
+
+    async with idle_bridge() as client:
+        assert (await client.post("/v1/transfers", content=pieces())).status_code == 413
+
+
+async def test_refuses_beyond_its_capacity() -> None:
+    """More transfers than allowed get 503."""
+    async with idle_bridge(BridgeLimits(transfers=0)) as client:
+        assert (await client.post("/v1/transfers", json=OPEN)).status_code == 503
+
+
+async def test_tells_its_state_without_its_stores() -> None:
+    """With both stores away the bridge answers and says so."""
+    async with idle_bridge() as client:
+        assert (await client.get("/health")).json() == {"status": "ok", "link_up": False, "destination_up": False}
+        link = (await client.get("/v1/link")).json()
+        unknown = {"rate_bytes_per_s": 0, "queued_bytes": 0, "rtt_s": 0, "wan_bytes_total": 0}
+        assert link == unknown | {"up": False, "open_transfers": 0}
+        assert "pdd_bridge_link_up 0.0" in (await client.get("/metrics")).text
+        assert (await client.delete("/v1/transfers/nobody")).status_code == 404
+        assert (await client.put("/v1/transfers")).status_code == 405
+
+
+async def test_a_transfer_waits_for_its_destination_until_the_deadline() -> None:
+    """A receiving store that is away fails the transfer at its deadline, not before."""
+    async with idle_bridge() as client:
+        answer = await client.post("/v1/transfers", json={**OPEN, "deadline_s": 0.2})
+        lines = [json.loads(line) for line in answer.text.splitlines()]
+    assert [line["state"] for line in lines] == ["failed"]
+    assert lines[0]["error"] == "the deadline has passed"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_streams_progress() -> None:
+    """The stream begins with what is present, then has at most a line for each chunk, and ends with completion."""
+    async with two_regions() as regions:
+        chunks = chunks_of(prompt(6))
+        await store(regions.a, chunks)
+        await store(regions.b, chunks[:2])
+        lines = await post(regions, token_ids=prompt(6))
+        assert lines[0]["state"] == "open"
+        assert (lines[0]["chunks_total"], lines[0]["chunks_done"], lines[0]["chunks_present"]) == (6, 2, 2)
+        assert {line["state"] for line in lines[1:-1]} <= {"moving"}
+        assert len(lines) <= 2 + 4
+        done = [line["chunks_done"] for line in lines]
+        assert done == sorted(done)
+        assert (lines[-1]["state"], lines[-1]["chunks_done"], lines[-1]["error"]) == ("complete", 6, None)
+        metrics = (await client_of(regions.mover).get("/metrics")).text
+        assert 'pdd_bridge_chunks_total{result="moved"} 4.0' in metrics
+        assert 'pdd_bridge_chunks_total{result="present"} 2.0' in metrics
+        assert 'pdd_bridge_transfers_total{result="complete"} 1.0' in metrics
+        assert all("pdd_bridge_" in line for line in metrics.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_takes_keys_instead_of_tokens() -> None:
+    """A caller may name the chunks itself."""
+    async with two_regions() as regions:
+        chunks = chunks_of(prompt(2))
+        await store(regions.a, chunks)
+        lines = await post(regions, keys=[chunk.key for chunk in chunks])
+        assert lines[-1]["state"] == "complete"
+        assert await regions.holds(chunks)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_delete_stops_and_frees_the_id() -> None:
+    """While a transfer runs its id is taken; deleting it ends its stream, and the id is free again."""
+    async with two_regions() as regions, client_of(regions.mover) as client:
+        waiting = asyncio.create_task(post(regions, token_ids=prompt(2)))
+        async with asyncio.timeout(15):
+            while not (listed := (await client.get("/v1/transfers")).json()):
+                await regions.mover.source.round_trip_s()
+            assert listed[0]["transfer_id"] == "t"
+            assert (await client.post("/v1/transfers", json={**OPEN})).status_code == 409
+            assert (await client.delete("/v1/transfers/t")).status_code == 204
+            lines = await waiting
+        assert (lines[-1]["state"], lines[-1]["error"]) == ("failed", "stopped")
+        await store(regions.a, chunks_of(prompt(2)))
+        assert (await post(regions, token_ids=prompt(2)))[-1]["state"] == "complete"

@@ -1,0 +1,96 @@
+"""What one answer knows of its main engines, and what they learn from its legs."""
+
+import pytest
+
+from backends.engines.vllm import VllmEngine
+from backends.types import TransferRequest
+from gateway.fleet.pools import Instance, InstanceSpec
+from gateway.relay.leg_pace import HANDOFF_TOKENS, LegPace
+from gateway.relay.splice_events import LegId, LegKind, StartLeg
+from gateway.relay.timeouts import FirstTokenTimeouts
+from policies.rules import RelayRules
+from policies.types import Role
+
+RULES = RelayRules(extend_timeout_s=30, extend_floor_s=0.001)
+PROMPT_TOKENS, TAIL_TOKENS = 1000, 1000 % 256
+
+
+def _instance(id_: str = "md1") -> Instance:
+    url = "http://127.0.0.1:1"
+    return Instance(InstanceSpec(id_, Role.MD, "m", "b", url, max_running=8), VllmEngine(id_, url))
+
+
+def _start(kind: LegKind, base: int, *, kv_expected: bool = True) -> StartLeg:
+    return StartLeg(LegId(0), kind, base, 48, 0, kv_expected)
+
+
+@pytest.fixture
+def patience() -> FirstTokenTimeouts:
+    """Of an answer to a prompt of 1,000 tokens, in chunks of 256, a million bytes each token."""
+    transfer = TransferRequest("t", "", "m", [7] * PROMPT_TOKENS, 256, kv_bytes_per_token=1_000_000)
+    return FirstTokenTimeouts(transfer, 0.0, RULES)
+
+
+def test_a_main_lacks_what_it_has_not_answered_for(patience: FirstTokenTimeouts) -> None:
+    """A new MD has the chunks that crossed; one that answered a leg has that leg's prompt, too."""
+    md1, md2 = _instance("md1"), _instance("md2")
+    assert patience.lacking_tokens(_start(LegKind.EXTEND, 40), md1) == TAIL_TOKENS + 40
+    assert patience.lacking_tokens(_start(LegKind.FINAL, 40, kv_expected=False), md1) == PROMPT_TOKENS + 40
+    patience.note_answer(_start(LegKind.EXTEND, 40), md1)
+    assert patience.lacking_tokens(_start(LegKind.FINAL, 55), md1) == 15
+    assert patience.lacking_tokens(_start(LegKind.FINAL, 55), md2) == TAIL_TOKENS + 55
+
+
+def test_the_wait_follows_what_is_known(patience: FirstTokenTimeouts) -> None:
+    """KV counts until MD has it; an MD that was silent gets twice as long, and no other does."""
+    md1, md2 = _instance("md1"), _instance("md2")
+    start = _start(LegKind.FINAL, 32)
+    assert patience.wait_s(start, md1, 0.0) == 30
+    md1.extend_tokens_per_s = md2.extend_tokens_per_s = 1000.0
+    assert patience.wait_s(start, md1, 0.0) == pytest.approx(4 * ((TAIL_TOKENS + 32) / 1000 + 0.768))
+    patience.note_answer(_start(LegKind.EXTEND, 12), md1)
+    patience.note_silence(md1)
+    assert patience.wait_s(start, md1, 0.0) == pytest.approx(2 * 4 * 0.02)
+    assert patience.wait_s(start, md2, 0.0) == pytest.approx(4 * ((TAIL_TOKENS + 32) / 1000 + 0.768))
+
+
+def test_more_legs_than_it_batches_are_a_queue(patience: FirstTokenTimeouts) -> None:
+    """What this process has sent counts before the engine's own load says so."""
+    md1 = _instance()
+    md1.extend_tokens_per_s = 1000.0
+    start = _start(LegKind.FINAL, 32)
+    alone_s = patience.wait_s(start, md1, 0.0)
+    md1.in_flight = 10
+    assert patience.wait_s(start, md1, 0.0) == pytest.approx(3 * alone_s)
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool) -> None:
+    """A leg's tokens stand in the way of others until its first token comes or it ends."""
+    md1 = _instance()
+    pace = LegPace(md1, _start(LegKind.FINAL, 50), 0.0, lacking_tokens=50)
+    assert md1.extending_tokens == 50
+    if is_answered:
+        assert pace.note(1, 0.5) and not pace.note(1, 0.6)
+        assert md1.extending_tokens == 0
+    pace.end()
+    assert md1.extending_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "base", "is_first", "teaches"),
+    [
+        (LegKind.EXTEND, 4, False, True),
+        (LegKind.FINAL, HANDOFF_TOKENS, True, True),
+        (LegKind.FINAL, HANDOFF_TOKENS - 1, True, False),
+        (LegKind.FINAL, 200, False, False),
+        (LegKind.RELAY, 200, True, False),
+    ],
+)
+def test_hand_offs_teach_the_speed_of_extends(kind: LegKind, base: int, is_first: bool, teaches: bool) -> None:
+    """Each catch-up extend does, and a final that hands over all at once; a small or direct one says nothing."""
+    md1 = _instance()
+    pace = LegPace(md1, _start(kind, base), 10.0, lacking_tokens=400, is_first_extend=is_first)
+    pace.note(1, 10.5)
+    pace.end()
+    assert md1.extend_tokens_per_s == (800.0 if teaches else None)
