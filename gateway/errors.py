@@ -1,12 +1,9 @@
-"""Every error that a client can see, in OpenAI's shape."""
+"""Why a request fails, as its client is told: one class, raised at any depth, and its way to HTTP in OpenAI's shape."""
 
 import math
 from typing import Any
 
 import msgspec
-
-from gateway.api.wire import ErrorBody, ErrorDetail
-from gateway.failure import GenerationFailed
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -38,7 +35,22 @@ DEFAULT_CODES = {
 Headers = list[tuple[bytes, bytes]]
 
 
-class ApiError(Exception):
+class ErrorDetail(msgspec.Struct):
+    """An error's content."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    """An error as clients get it."""
+
+    error: ErrorDetail
+
+
+class GatewayError(Exception):
     """A request ends with ``status``; ``param`` names the field that is wrong, as ``messages[0].content``."""
 
     def __init__(
@@ -60,30 +72,19 @@ class ApiError(Exception):
         self.headers = headers or {}
 
 
-def bad_field(param: str | None, message: str, code: str | None = None) -> ApiError:
+def bad_field(param: str | None, message: str, code: str | None = None) -> GatewayError:
     """Return the error of a wrong field."""
-    return ApiError(400, message, code=code, param=param)
+    return GatewayError(400, message, code=code, param=param)
 
 
-def from_generation(failure: GenerationFailed) -> ApiError:
-    """Return the client's view of a failed answer."""
-    return ApiError(
-        failure.status,
-        failure.message,
-        code=failure.code,
-        param=failure.param,
-        retry_after_s=failure.retry_after_s,
-    )
-
-
-def encode_error(error: ApiError) -> bytes:
+def encode_error(error: GatewayError) -> bytes:
     """Return the JSON body, which is also the data of an SSE error event."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     code = error.code or DEFAULT_CODES.get(error.status)
     return msgspec.json.encode(ErrorBody(ErrorDetail(message=error.message, type=kind, param=error.param, code=code)))
 
 
-def error_headers(error: ApiError) -> dict[str, str]:
+def error_headers(error: GatewayError) -> dict[str, str]:
     """Return the headers that the error itself asks for."""
     headers = {name.lower(): value for name, value in error.headers.items()}
     if error.retry_after_s is not None:
@@ -91,7 +92,7 @@ def error_headers(error: ApiError) -> dict[str, str]:
     return headers
 
 
-def error_messages(error: ApiError, headers: Headers) -> tuple[dict[str, Any], dict[str, Any]]:
+def error_messages(error: GatewayError, headers: Headers) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the two ASGI messages that answer a request with the error."""
     body = encode_error(error)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -100,3 +101,8 @@ def error_messages(error: ApiError, headers: Headers) -> tuple[dict[str, Any], d
         {"type": "http.response.start", "status": error.status, "headers": lines},
         {"type": "http.response.body", "body": body},
     )
+
+
+def reason_of(error: Exception) -> str:
+    """Return what an operator is told of a failure; a time-out says nothing of itself."""
+    return str(error) or "no answer in time"

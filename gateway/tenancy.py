@@ -1,21 +1,19 @@
 """Who may ask, for how much, and when: keys, salts, limits, the queue and the counts of use of one gateway process."""
 
-import ipaddress
 import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from gateway.api.exchange import Access
+from gateway.auth.failures import Failures
 from gateway.auth.identify import Identify, KeyCheck, identify_anyone
 from gateway.auth.salts import Salts
-from gateway.auth.secrets import BadSecret, derive, read_secret
+from gateway.auth.secrets import derive, find_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantBook
-from gateway.config.fleet_settings import BadSettings
 from gateway.config.live import LiveDocuments
 from gateway.config.settings import AuthSettings, Settings
 from gateway.index.shared import RedisIndex
 from gateway.limits.admission import AdmissionControl
-from gateway.limits.failures import Failures
 from gateway.limits.queues import AdmissionQueues
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter
@@ -92,15 +90,6 @@ class Tenancy:
         return identify_anyone if self.book is None else KeyCheck(self.book, Failures(auth.failures_per_min))
 
 
-def find_secret(auth: AuthSettings) -> bytes | None:
-    """Read the secret that the settings name; None: they name none. Raises BadSettings."""
-    try:
-        return read_secret(auth.secret_env, auth.secret_file)
-    except BadSecret as error:
-        key = "auth.secret_env" if auth.secret_env is not None else "auth.secret_file"
-        raise BadSettings(f"{key}: {error}") from None
-
-
 def open_index(settings: Settings, redis_url: str, *, follows_engines: bool = True) -> RedisIndex:
     """Return the shared index. Raises BadSettings."""
     prefix, key = name_index(find_secret(settings.auth))
@@ -115,27 +104,3 @@ def name_index(secret: bytes | None) -> tuple[str, bytes]:
     if secret is None:
         return "pdd", b""
     return f"pdd:{derive(secret, 'index-name')[:INDEX_NAME_DIGITS]}", bytes.fromhex(derive(secret, "index"))
-
-
-def check_exposure(settings: Settings, host: str) -> None:
-    """Refuse to be open to others than this machine unless that is said, and warn of it. Raises BadSettings."""
-    if settings.auth.asks_for_keys:
-        return
-    if settings.trusted_proxies and not settings.auth.open:
-        raise BadSettings(
-            "auth.secret_env: not set, and trusted_proxies hand on the requests of others; or say auth.open: true"
-        )
-    if not (settings.auth.open or is_loopback(host)):
-        raise BadSettings(
-            f"auth.secret_env: not set, so no keys are asked for, and {host} can be reached from elsewhere; set it (or "
-            "auth.secret_file), listen on 127.0.0.1, or say auth.open: true"
-        )
-    log.warning("NO API KEYS ARE ASKED FOR: whoever reaches %s may use this gateway (see auth.secret_env)", host)
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether only this machine can connect to an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

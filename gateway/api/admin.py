@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.auth.admin import AdminAuth
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.http.routing import JSON
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -65,7 +65,7 @@ def admin_routes(pages: Pages, door: AdminAuth) -> list[Route]:
     async def show_request(request: Request) -> Response:
         timeline = pages.find_timeline(request.path_params["request_id"])
         if timeline is None:
-            raise ApiError(404, "No request with this id is remembered.", code="request_not_found")
+            raise GatewayError(404, "No request with this id is remembered.", code="request_not_found")
         return Response(msgspec.json.encode(timeline), media_type=JSON)
 
     async def show_rules(request: Request) -> Response:

@@ -20,7 +20,7 @@ REASONING_TAIL_TOKENS = 16
 
 
 async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
-    """Render and tokenise the conversation. ``size_bytes``: of the body. Raises ApiError."""
+    """Render and tokenise the conversation. ``size_bytes``: of the body. Raises GatewayError."""
     fields, rest = read_fields(value, ChatFields)
     model = models.find(fields.model, caller.rules.models)
     check_messages(fields.messages)

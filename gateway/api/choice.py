@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backends.types import TokenLogprob
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.message import MessageReader, Parts
 from gateway.text.output import OutputText, TextOptions
@@ -53,11 +53,11 @@ class Choice:
         self._reader = reader
 
     def take(self, event: Tokens) -> Addition | None:
-        """Take the next ids; None once a stop string was found. Raises GenerationFailed on a gap."""
+        """Take the next ids; None once a stop string was found. Raises GatewayError on a gap."""
         if self._output.stopped is not None:
             return None
         if event.position != self._output.tokens:
-            raise GenerationFailed(500, "The answer's tokens came out of order.", code="internal_error")
+            raise GatewayError(500, "The answer's tokens came out of order.", code="internal_error")
         piece = self._output.push(event.ids)
         self.completion_tokens = self._output.tokens
         if piece.stopped:

@@ -88,7 +88,7 @@ def is_internal(name: str) -> bool:
 
 
 def find_internal(names: Iterable[str], rules: ClientFieldRules) -> set[str]:
-    """Return the names that are to be left out. Raises ApiError where the rules refuse them."""
+    """Return the names that are to be left out. Raises GatewayError where the rules refuse them."""
     found = {name for name in names if is_internal(name)}
     if found and rules.internal == "refuse":
         name = min(found)[:SHOWN_NAME_CHARACTERS]
@@ -97,6 +97,6 @@ def find_internal(names: Iterable[str], rules: ClientFieldRules) -> set[str]:
 
 
 def without_internal(value: JsonObject, rules: ClientFieldRules) -> JsonObject:
-    """Return a body without what clients may not set. Raises ApiError where the rules refuse it; null says nothing."""
+    """Return a body without what clients may not set. Null says nothing. Raises GatewayError."""
     find_internal((name for name, entry in value.items() if entry is not None), rules)
     return {name: entry for name, entry in value.items() if not is_internal(name)}

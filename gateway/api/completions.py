@@ -18,7 +18,7 @@ Prompt = str | list[int]
 
 
 async def prepare_completion(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
-    """Tokenise the prompts. ``size_bytes``: of the body. Raises ApiError."""
+    """Tokenise the prompts. ``size_bytes``: of the body. Raises GatewayError."""
     fields, rest = read_fields(value, CompletionFields)
     model = models.find(fields.model, caller.rules.models)
     check_options(fields)

@@ -19,7 +19,7 @@ from gateway.api.models import Models, resolve_name
 from gateway.api.outside import Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
 from gateway.api.respond import StreamWriter, write_stream, write_whole
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from gateway.limits.admission import Admission
@@ -119,7 +119,7 @@ class GenerationEndpoint:
         try:
             run.entry = await self._enter(job, caller, 0 if outside else len(job.requests))
             await self._answer(job, value, asked.client, caller, run, outside)
-        except GenerationFailed:
+        except GatewayError:
             run.failed = True
             raise
         # At once: a client that has its answer may ask again, while legs may still be ending.
@@ -153,7 +153,7 @@ class GenerationEndpoint:
         if outside is None:
             try:
                 self._start(job, run)
-            except GenerationFailed as failure:
+            except GatewayError as failure:
                 outside = self._choose_outside(job, caller, refused=True) if failure.code == "no_instance" else None
                 if outside is None:
                     raise

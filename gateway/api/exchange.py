@@ -14,8 +14,7 @@ from gateway.api.outside import AnswerBroken
 from gateway.api.prepare import Caller
 from gateway.auth.identify import Identify
 from gateway.auth.salts import Salts
-from gateway.errors import ApiError, encode_error, error_messages, from_generation
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError, encode_error, error_messages
 from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.http.client import Client, Clients, ShuttingDown
 from gateway.http.edge import cut_connection
@@ -44,7 +43,7 @@ class Access:
 
     identify: Identify
     rules_of: Callable[[str, str], Rules]
-    """Return the rules in force for a tenant's request or session, named by a key. Raises GenerationFailed."""
+    """Return the rules in force for a tenant's request or session, named by a key. Raises GatewayError."""
     salts: Salts
     gate: AdmissionControl
     shows_plans: bool = False
@@ -74,7 +73,7 @@ class ErrorReply:
     send: Send
     request_id: str
 
-    async def fail(self, error: ApiError) -> None:
+    async def fail(self, error: GatewayError) -> None:
         """Answer with an error."""
         for message in error_messages(error, [(b"x-request-id", self.request_id.encode())]):
             await self.send(message)
@@ -101,7 +100,7 @@ async def hold_exchange(
 ) -> None:
     """Take a request, let ``answer`` serve it to its end, and tell the client what it raises.
 
-    ``answer`` may raise ApiError and GenerationFailed while nothing was sent, and AnswerBroken after that.
+    ``answer`` may raise GatewayError while nothing was sent, and AnswerBroken after that.
     """
     reply = ErrorReply(send, f"req-{uuid.uuid4().hex}")
     client = Client(receive, reply.send, limits.write_timeout_s)
@@ -123,15 +122,13 @@ async def hold_exchange(
         pass
     except ShuttingDown:
         await break_off(scope, client, reply)
-    except ApiError as error:
+    except GatewayError as error:
         await reply.fail(error)
-    except GenerationFailed as failure:
-        await reply.fail(from_generation(failure))
 
 
-def shutting_down() -> ApiError:
+def shutting_down() -> GatewayError:
     """Return the error of a request that the gateway's end cuts off."""
-    return ApiError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
+    return GatewayError(503, "The gateway is shutting down.", code="shutting_down", retry_after_s=1.0)
 
 
 async def break_off(scope: Scope, client: Client, reply: ErrorReply) -> None:

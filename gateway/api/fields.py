@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gateway.api.wire import ChatFields, CompletionFields, GenerationFields, StreamOptions
-from gateway.errors import ApiError, bad_field
+from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 
 Fields = TypeVar("Fields", bound=GenerationFields)
@@ -118,7 +118,7 @@ def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObje
     return fields, rest
 
 
-def name_field(error: msgspec.ValidationError) -> ApiError:
+def name_field(error: msgspec.ValidationError) -> GatewayError:
     """Return the client's error for a field of the wrong type or a missing one."""
     text = str(error)
     if (missing := re.search(r"missing required field `(\w+)`", text)) is not None:

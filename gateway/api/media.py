@@ -24,7 +24,7 @@ _EMBEDDING = (
 
 
 def check_media(value: Any, path: str = "") -> None:
-    """Refuse addresses that are not public ones. Raises ApiError. ``value``: of ``parse_object``, so never deep."""
+    """Refuse addresses that are not public ones. Raises GatewayError. ``value``: of ``parse_object``, so never deep."""
     if isinstance(value, dict):
         for name, entry in value.items():
             place = f"{path}.{name}" if path else name

@@ -11,7 +11,7 @@ Numbered = tuple[int, AnswerEvent]
 
 
 def merge(answers: Sequence[Answer]) -> AsyncGenerator[Numbered, None]:
-    """Yield (choice, event), in order for each choice, until all ended. Raises the first GenerationFailed."""
+    """Yield (choice, event), in order for each choice, until all ended. Raises the first GatewayError."""
     return follow(answers[0]) if len(answers) == 1 else interleave(answers)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.api.wire import ModelCard, ModelList
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules
 
@@ -25,14 +25,14 @@ class Models:
         self._passed = passed
 
     def find(self, name: str, rules: ModelRules = ALL) -> ServedModel:
-        """Return the model of a name or an alias. Raises ApiError 404, also for one that the tenant may not use."""
+        """Return the model of a name or an alias. Raises GatewayError 404, also for one that the tenant may not use."""
         model = self._models.get(resolve_name(name, rules))
         if model is None or not is_allowed(model.name, rules):
             raise no_such_model(name)
         return model
 
     def card(self, name: str, rules: ModelRules = ALL) -> ModelCard:
-        """Return the model as ``/v1/models/{name}`` shows it. Raises ApiError 404."""
+        """Return the model as ``/v1/models/{name}`` shows it. Raises GatewayError 404."""
         served = resolve_name(name, rules)
         if served not in self._models and served in self._passed() and is_allowed(served, rules):
             return ModelCard(id=name, created=self._created)
@@ -56,7 +56,7 @@ def is_allowed(model: str, rules: ModelRules) -> bool:
     return rules.allowed is None or model in rules.allowed
 
 
-def no_such_model(name: str) -> ApiError:
+def no_such_model(name: str) -> GatewayError:
     """Return the error of an unknown model."""
     message = f"The model {name[:SHOWN_NAME_CHARACTERS]!r} does not exist."
-    return ApiError(404, message, code="model_not_found", param="model")
+    return GatewayError(404, message, code="model_not_found", param="model")

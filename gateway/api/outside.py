@@ -30,7 +30,7 @@ class Passthrough(Protocol):
         ...
 
     async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
-        """Pass a parsed body on to its end. Raises ApiError while nothing was sent, AnswerBroken after that."""
+        """Pass a parsed body on to its end. Raises GatewayError while nothing was sent, AnswerBroken after that."""
         ...
 
 
@@ -60,6 +60,6 @@ class OverflowAnswers(Protocol):
     ) -> None:
         """Answer from outside, to the end. ``headers`` go out with the answer; ``note`` is told what it took.
 
-        Raises GenerationFailed while nothing was sent.
+        Raises GatewayError while nothing was sent.
         """
         ...

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from backends.types import Sampling
 from gateway.api.fields import THINKING_BUDGET_FIELDS, is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
-from gateway.errors import ApiError, bad_field
+from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
 from gateway.text.message import MessageReader
@@ -99,7 +99,7 @@ class Prompted:
 def make_job(
     fields: GenerationFields, rest: JsonObject, prompted: Prompted, model: ServedModel, caller: Caller
 ) -> PreparedRequest:
-    """Check the limits that depend on the prompts, and build the generations. Raises ApiError."""
+    """Check the limits that depend on the prompts, and build the generations. Raises GatewayError."""
     n = fields.n or 1
     if n * len(prompted.prompts) > MOST_CHOICES:
         raise bad_field(prompted.prompt_field, f"A request may ask for at most {MOST_CHOICES} choices.")
@@ -165,7 +165,7 @@ async def encode_prompt(
     special: bool,
     caller: Caller,
 ) -> list[int]:
-    """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises ApiError."""
+    """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises GatewayError."""
     limit = model.context_tokens if fields.truncate_prompt_tokens is None else None
     try:
         return await model.encoder.encode(
@@ -175,7 +175,7 @@ async def encode_prompt(
         raise over_context(field, model, f"far more than {model.context_tokens}") from error
 
 
-def over_context(field: str, model: ServedModel, tokens: object) -> ApiError:
+def over_context(field: str, model: ServedModel, tokens: object) -> GatewayError:
     """Return the error of a prompt that leaves no room for an answer."""
     message = f"This model's maximum context length is {model.context_tokens} tokens, and the prompt has {tokens}."
     return bad_field(field, message, "context_length_exceeded")

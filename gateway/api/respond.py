@@ -22,8 +22,7 @@ from gateway.api.wire import (
     encode,
     encode_event,
 )
-from gateway.errors import Headers, encode_error, from_generation
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError, Headers, encode_error
 from gateway.http.client import Client
 from gateway.relay.types import Finish, KeepAlive, Tokens
 
@@ -32,9 +31,9 @@ KEEP_ALIVE = b": keep-alive\n\n"
 Events = AsyncGenerator[Numbered, None]
 
 
-def unfinished() -> GenerationFailed:
+def unfinished() -> GatewayError:
     """Return the failure of an answer that ended without a finish."""
-    return GenerationFailed(502, "The answer ended before it was finished.", code="bad_gateway")
+    return GatewayError(502, "The answer ended before it was finished.", code="bad_gateway")
 
 
 def count_usage(job: PreparedRequest, choices: Sequence[Choice]) -> UsageBody:
@@ -67,7 +66,7 @@ class StreamWriter:
                 return self._open(index) + self._end(index, event)
 
     def end(self) -> bytes:
-        """Return what follows the last choice's finish. Raises GenerationFailed when there was none."""
+        """Return what follows the last choice's finish. Raises GatewayError when there was none."""
         if self._running:
             raise unfinished()
         if not self._job.include_usage:
@@ -115,7 +114,7 @@ class StreamWriter:
 
 
 async def write_stream(client: Client, events: Events, writer: StreamWriter, headers: Headers) -> None:
-    """Stream the answer. Raises GenerationFailed while nothing was sent; later failures become an error event."""
+    """Stream the answer. Raises GatewayError while nothing was sent; later failures become an error event."""
     first = await anext(events, None)
     if first is None:
         raise unfinished()
@@ -131,8 +130,8 @@ async def write_stream(client: Client, events: Events, writer: StreamWriter, hea
             if data:
                 await client.send({"type": "http.response.body", "body": data, "more_body": True})
         data = writer.end()
-    except GenerationFailed as failure:
-        data = b"data: " + encode_error(from_generation(failure)) + b"\n\n"
+    except GatewayError as failure:
+        data = b"data: " + encode_error(failure) + b"\n\n"
     await client.send({"type": "http.response.body", "body": data, "more_body": False})
 
 
@@ -144,7 +143,7 @@ async def write_whole(
     choices: Sequence[Choice],
     headers: Headers,
 ) -> None:
-    """Send the answer when it is complete. Raises GenerationFailed."""
+    """Send the answer when it is complete. Raises GatewayError."""
     gathered = [Gathered() for _ in choices]
     done: dict[int, Any] = {}
     async for index, event in events:

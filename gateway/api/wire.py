@@ -76,21 +76,6 @@ class CompletionFields(GenerationFields, kw_only=True):
     suffix: str | None = None
 
 
-class ErrorDetail(Struct):
-    """An error's content."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(Struct):
-    """An error."""
-
-    error: ErrorDetail
-
-
 class PromptTokensDetails(Struct):
     """Where prompt tokens came from."""
 

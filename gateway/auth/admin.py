@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from gateway.auth.failures import Failures
 from gateway.auth.identify import read_key
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.http.proxies import name_neighbourhood
-from gateway.limits.failures import Failures
 
 FAILURES_PER_MIN = 60
 
@@ -27,18 +27,18 @@ class AdminAuth:
         return self.is_open or self.key is not None
 
     def lets_in(self, connection: HTTPConnection) -> bool:
-        """Say whether a request may see what is behind it. Raises ApiError where its headers differ."""
+        """Say whether a request may see what is behind it. Raises GatewayError where its headers differ."""
         if self.key is None:
             return self.is_open
         given = read_key(connection.headers)
         return given is not None and hmac.compare_digest(given.encode("latin-1", "replace"), self.key)
 
     def check(self, connection: HTTPConnection) -> None:
-        """Let a request in, or raise ApiError 400, 401 or 429."""
+        """Let a request in, or raise GatewayError 400, 401 or 429."""
         if self.lets_in(connection):
             return
         wait_s = self.failures.note(name_neighbourhood(connection.client.host if connection.client else ""))
         if wait_s:
-            raise ApiError(429, "Too many requests with bad keys from this address.", retry_after_s=wait_s)
+            raise GatewayError(429, "Too many requests with bad keys from this address.", retry_after_s=wait_s)
         message = "The operator's key is needed: Authorization: Bearer KEY."
-        raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        raise GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})

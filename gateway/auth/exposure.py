@@ -1,5 +1,6 @@
 """What of the gateway is open to whom, as the settings have it: the operator's pages, and TLS."""
 
+import logging
 from dataclasses import dataclass
 
 from backends.transport.serving import BadTls, Tls, parse_listen
@@ -7,7 +8,9 @@ from gateway.auth.admin import AdminAuth
 from gateway.auth.secrets import BadSecret, read_secret
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import Settings
-from gateway.tenancy import is_loopback
+from gateway.http.proxies import is_loopback
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +56,19 @@ def read_tls(settings: Settings) -> Tls | None:
     except BadTls as error:
         raise BadSettings(f"tls.{error}") from None
     return tls
+
+
+def check_exposure(settings: Settings, host: str) -> None:
+    """Refuse to be open to others than this machine unless that is said, and warn of it. Raises BadSettings."""
+    if settings.auth.asks_for_keys:
+        return
+    if settings.trusted_proxies and not settings.auth.open:
+        raise BadSettings(
+            "auth.secret_env: not set, and trusted_proxies hand on the requests of others; or say auth.open: true"
+        )
+    if not (settings.auth.open or is_loopback(host)):
+        raise BadSettings(
+            f"auth.secret_env: not set, so no keys are asked for, and {host} can be reached from elsewhere; set it (or "
+            "auth.secret_file), listen on 127.0.0.1, or say auth.open: true"
+        )
+    log.warning("NO API KEYS ARE ASKED FOR: whoever reaches %s may use this gateway (see auth.secret_env)", host)

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from gateway.auth.failures import Failures
 from gateway.auth.tenants import BadKey, TenantBook, TenantDisabled, TenantsUnknown
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.http.proxies import name_neighbourhood
-from gateway.limits.failures import Failures
 
 Identify = Callable[[HTTPConnection], str]
-"""Return the tenant of a request. Raises ApiError 400, 401, 403, 429 or 503."""
+"""Return the tenant of a request. Raises GatewayError 400, 401, 403, 429 or 503."""
 
 OPEN_TENANT = "default"
 """Everybody, where no keys are asked for."""
@@ -40,27 +40,27 @@ class KeyCheck:
             return self.book.find(key)
         except TenantsUnknown:
             message = "The gateway does not know its tenants yet."
-            raise ApiError(503, message, code="service_unavailable", retry_after_s=1.0) from None
+            raise GatewayError(503, message, code="service_unavailable", retry_after_s=1.0) from None
         except TenantDisabled:
-            raise ApiError(403, "The tenant of this API key is disabled.", code="tenant_disabled") from None
+            raise GatewayError(403, "The tenant of this API key is disabled.", code="tenant_disabled") from None
         except BadKey as error:
             wait_s = self.failures.note(name_neighbourhood(connection.client.host if connection.client else ""))
             if wait_s:
                 message = "Too many requests with bad API keys from this address."
-                raise ApiError(429, message, retry_after_s=wait_s) from None
+                raise GatewayError(429, message, retry_after_s=wait_s) from None
             message = FLAWS[error.flaw] if key is not None else "An API key is needed: Authorization: Bearer KEY."
-            raise ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"}) from None
+            raise GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"}) from None
 
 
 def read_key(headers: Headers) -> str | None:
-    """Return the key; None: there is none. Raises ApiError where several readers could find several keys."""
+    """Return the key; None: there is none. Raises GatewayError where several readers could find several keys."""
     for name in ("authorization", "x-api-key"):
         if len(headers.getlist(name)) > 1:
-            raise ApiError(400, f"The header {name} is given more than once.", code="duplicate_header")
+            raise GatewayError(400, f"The header {name} is given more than once.", code="duplicate_header")
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     found = {bearer.strip()} if scheme.lower() == "bearer" and bearer.strip() else set()
     if api_key := headers.get("x-api-key", "").strip():
         found.add(api_key)
     if len(found) > 1:
-        raise ApiError(401, "Authorization and x-api-key hold different keys.", code="invalid_api_key")
+        raise GatewayError(401, "Authorization and x-api-key hold different keys.", code="invalid_api_key")
     return found.pop() if found else None

@@ -4,6 +4,9 @@ import hmac
 import os
 from pathlib import Path
 
+from gateway.config.fleet_settings import BadSettings
+from gateway.config.settings import AuthSettings
+
 LEAST_SECRET_BYTES = 16
 
 
@@ -39,3 +42,12 @@ def derive(secret: bytes, purpose: str, *parts: str) -> str:
     """
     framed = b"".join(len(part).to_bytes(8, "big") + part for part in (text.encode() for text in (purpose, *parts)))
     return hmac.digest(secret, framed, "sha256").hex()
+
+
+def find_secret(auth: AuthSettings) -> bytes | None:
+    """Read the secret that the settings name; None: they name none. Raises BadSettings."""
+    try:
+        return read_secret(auth.secret_env, auth.secret_file)
+    except BadSecret as error:
+        key = "auth.secret_env" if auth.secret_env is not None else "auth.secret_file"
+        raise BadSettings(f"{key}: {error}") from None

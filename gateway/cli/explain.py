@@ -84,7 +84,7 @@ class Unspent(Learning):
 async def explain(gateway: Gateway, body: bytes, tenant: str = TENANT) -> dict[str, Any]:
     """Decide a tenant's request as the gateway would, see ``explain_decision``.
 
-    Raises ApiError, CannotInspect and GenerationFailed.
+    Raises GatewayError, CannotInspect and GatewayError.
     """
     job = await prepare(gateway, parse_object(body), len(body), tenant)
     service = replace(gateway.service, learning=Unspent(gateway.service.learning))

@@ -22,7 +22,7 @@ from gateway.cli.observe import (
     run_to_end,
 )
 from gateway.config.settings import Settings, load_settings
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.http.body import JsonObject, parse_object
 from gateway.index.shared import RedisIndex
 
@@ -71,7 +71,7 @@ async def find_stats(gateway: Gateway) -> dict[str, Any]:
 async def look_up(gateway: Gateway, model: str, body: bytes, tenant: str) -> dict[str, Any]:
     """Return ``prompt_tokens`` and, by instance, the hit of a tenant's prompt and its age.
 
-    Raises ApiError, CannotInspect and GenerationFailed.
+    Raises GatewayError, CannotInspect and GatewayError.
     """
     request = (await prepare(gateway, as_request(body) | {"model": model}, len(body), tenant)).requests[0]
     prompt = request.prompt
@@ -88,7 +88,7 @@ def as_request(body: bytes) -> JsonObject:
     """Read a request body; anything that is none is a prompt's text. Raises CannotInspect."""
     try:
         value = parse_object(body)
-    except ApiError:
+    except GatewayError:
         value = {}
     if "messages" in value or "prompt" in value:
         return value

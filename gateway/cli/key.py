@@ -6,7 +6,7 @@ import time
 import msgspec
 
 from gateway.auth.keys import KeyRecord, hash_key, make_key, parse_key
-from gateway.auth.secrets import BadSecret, read_secret
+from gateway.auth.secrets import BadSecret, find_secret, read_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND
 from gateway.cli.durations import read_duration_s
 from gateway.cli.operate import (
@@ -20,7 +20,6 @@ from gateway.cli.operate import (
     run_on_store,
 )
 from gateway.config.document_store import Document, DocumentStore
-from gateway.tenancy import find_secret
 
 SECRET_ENV = "PDD_SECRET"
 """Where the secret is without a configuration that says it."""

@@ -25,8 +25,7 @@ from gateway.config.fleet_settings import BadSettings
 from gateway.config.live import DocumentsRefused
 from gateway.config.rulebook import RULES
 from gateway.config.settings import Settings, find_redis
-from gateway.errors import ApiError
-from gateway.failure import GenerationFailed, reason_of
+from gateway.errors import GatewayError, reason_of
 from gateway.fleet.topology import TOPOLOGY
 from gateway.http.body import JsonObject
 from gateway.index.memory import MemoryIndex
@@ -72,10 +71,10 @@ def run_to_end(name: str, work: Callable[[], Coroutine[None, None, T]], show: Ca
     except BadSettings as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 2
-    except ApiError as error:
+    except GatewayError as error:
         print(f"pdd {name}: {f'{error.param}: ' if error.param else ''}{error.message}", file=sys.stderr)
         return 1
-    except (CannotInspect, GenerationFailed, RedisError, OSError) as error:
+    except (CannotInspect, RedisError, OSError) as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -144,7 +143,7 @@ def read_file(path: Path) -> bytes:
 async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: str) -> PreparedRequest:
     """Make a tenant's parsed body ready as the API does; its fields tell which endpoint it is for.
 
-    Raises ApiError, CannotInspect and GenerationFailed.
+    Raises GatewayError, CannotInspect and GatewayError.
     """
     check_tenant(gateway.tenancy.book, tenant)
     models = Models(gateway.served, created=0)

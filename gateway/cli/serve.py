@@ -17,12 +17,11 @@ from starlette.types import ASGIApp
 from backends.transport.lifetime import die_with_parent
 from backends.transport.serving import CannotListen, ServedApp, bind, parse_listen, serve_sites
 from gateway.app import open_gateway
-from gateway.auth.exposure import read_tls
+from gateway.auth.exposure import check_exposure, read_tls
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import Settings, find_proxies, load_rules, load_settings
 from gateway.http.edge import Edge, EdgeProtocol
 from gateway.telemetry.logs import start_logging
-from gateway.tenancy import check_exposure
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\s\x00-\x1f]+$")]
+from policies.section import Name, Section
+
 Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
 Count = Annotated[int, Meta(ge=1)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -15,10 +16,6 @@ Positive = Annotated[float, Meta(gt=0)]
 
 class BadSettings(Exception):
     """The configuration cannot be used; the message names the key."""
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections."""
 
 
 class ModelSettings(Section, frozen=True):

@@ -21,7 +21,7 @@ import redis.asyncio
 from redis.exceptions import RedisError
 
 from gateway.config.document_store import Ack, Changes, Document, DocumentKey, DocumentStore, Refusal
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 from gateway.redis.client import connect
 from gateway.tasks import TaskSet
 

@@ -8,7 +8,7 @@ import msgspec
 
 from gateway.config.document_store import Document
 from gateway.config.live import DocumentsRefused
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from policies.rule_documents import DEFAULT, TenantRules, build_rules
 from policies.rules import BadRules, Rules
 
@@ -39,9 +39,9 @@ class RuleBook:
         self.known = known
 
     def of(self, tenant: str, key: str = "") -> Rules:
-        """The rules that apply now to a tenant's request (or session) that ``key`` names. Raises GenerationFailed."""
+        """The rules that apply now to a tenant's request (or session) that ``key`` names. Raises GatewayError."""
         if not self.known:
-            raise GenerationFailed(503, "the rules cannot be read yet", code="rules_unknown", retry_after_s=1.0)
+            raise GatewayError(503, "the rules cannot be read yet", code="rules_unknown", retry_after_s=1.0)
         book = self._book
         return book.tenants.get(tenant, book.default).of(tenant, key)
 

@@ -18,14 +18,12 @@ from gateway.config.fleet_settings import (
     LinkSettings,
     ModelSettings,
     Positive,
-    Section,
     UpstreamSettings,
 )
 from gateway.config.paths import ALL_PATHS
+from gateway.http.proxies import IpNetwork
 from policies.rules import BadRules, Rules, parse_rules
-from policies.section import add_choices
-
-IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
+from policies.section import Section, add_choices
 
 
 class LimitSettings(Section, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from backends.errors import BackendError
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 from gateway.fleet.canary import CanaryPath, answers_alike, find_leaks, make_prompt
 from gateway.fleet.pools import Instance, Pools
 from gateway.tasks import end_task

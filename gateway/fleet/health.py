@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from backends.errors import BackendError
 from backends.types import Capabilities, EngineLoad
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 from gateway.fleet.pools import Instance
 from gateway.tasks import TaskSet
 

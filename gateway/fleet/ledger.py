@@ -16,7 +16,7 @@ from uuid import uuid4
 import msgspec
 from redis.exceptions import RedisError
 
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 from gateway.fleet.learning import Learning, News
 from gateway.redis.client import connect
 from gateway.redis.naming import digest

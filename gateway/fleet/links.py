@@ -9,7 +9,7 @@ from typing import Protocol
 from backends.base import KvPath
 from backends.errors import BackendError
 from backends.types import LinkState
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 from gateway.tasks import TaskSet
 from policies.types import LinkView
 

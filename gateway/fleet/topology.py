@@ -13,18 +13,18 @@ from msgspec import Meta
 
 from backends.kv.lmcache import CacheServer
 from gateway.config.document_store import Document
-from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, Section
+from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings
 from gateway.config.live import DocumentsRefused
 from gateway.config.settings import Settings, check_references
 from gateway.fleet.build import build_instance, build_link
 from gateway.fleet.discovery import Found
 from gateway.fleet.health import HealthWatch
 from gateway.fleet.links import Link, Links
+from gateway.fleet.models import store_id
 from gateway.fleet.pools import Instance, Pools
 from gateway.index.types import CacheSpec, PrefixIndex
-from gateway.relay.router import store_id
 from gateway.tasks import TaskSet
-from policies.section import add_choices
+from policies.section import Section, add_choices
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from starlette.types import Receive, Scope
 
-from gateway.errors import ApiError, bad_field
+from gateway.errors import GatewayError, bad_field
 from gateway.http.json_bounds import MOST_ENTRIES, MOST_VALUES, is_large
 
 DRAINED_LIMITS = 4
@@ -31,12 +31,12 @@ class ClientStalled(ClientDisconnected):
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
-    """Return the whole body. Raises ApiError 413 or 408, ClientGone."""
+    """Return the whole body. Raises GatewayError 413 or 408, ClientGone."""
     try:
         async with asyncio.timeout(timeout_s):
             return await collect(receive, limit_bytes, declared_bytes(scope))
     except TimeoutError as error:
-        raise ApiError(408, "The request body did not arrive in time.", headers={"connection": "close"}) from error
+        raise GatewayError(408, "The request body did not arrive in time.", headers={"connection": "close"}) from error
 
 
 def declared_bytes(scope: Scope) -> int:
@@ -67,12 +67,12 @@ async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
         more = message.get("more_body", False) and taken <= DRAINED_LIMITS * limit_bytes
     if too_large:
         message_text = f"The request body is larger than {limit_bytes} bytes."
-        raise ApiError(413, message_text, headers={"connection": "close"})
+        raise GatewayError(413, message_text, headers={"connection": "close"})
     return b"".join(pieces)
 
 
 def parse_object(body: bytes) -> JsonObject:
-    """Return the JSON object. Raises ApiError for anything else, for bad text, for keys given twice, for too much."""
+    """Return the JSON object. Raises GatewayError for all else: bad text, keys given twice, too much."""
     if is_large(body):
         message = f"The request body holds more than {MOST_VALUES} values, or {MOST_ENTRIES} keys, lists and objects."
         raise bad_field(None, message, "invalid_value")
@@ -119,7 +119,7 @@ def refuse_repeated_keys(body: bytes) -> None:
         seen.add(key)
 
 
-def explain_bad_json(body: bytes, error: orjson.JSONDecodeError) -> ApiError:
+def explain_bad_json(body: bytes, error: orjson.JSONDecodeError) -> GatewayError:
     """Return the error of an unreadable body; the field is named where only its text is bad."""
     text = body.decode("utf-8", "surrogateescape")
     try:

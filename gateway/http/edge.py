@@ -14,7 +14,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from gateway.errors import ApiError, encode_error
+from gateway.errors import GatewayError, encode_error
 from gateway.http.framing import MOST_HEAD_BYTES, MOST_HEADERS, bad_request, find_flaw, too_large, write_without_upgrade
 from gateway.http.proxies import IpNetwork, find_client
 
@@ -56,7 +56,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._in_head = True
         self._pending_bytes = 0
         """Bytes that came since the last of which something was made: a head, or a piece of a body."""
-        self._flaw: ApiError | None = None
+        self._flaw: GatewayError | None = None
         self._refused = False
         self._asked = False
         self._head: bytes | None = None
@@ -69,7 +69,7 @@ class EdgeProtocol(HttpToolsProtocol):
         idle = self._edge.idle
         if len(self.connections) > self._edge.most_connections:
             if not idle:
-                self._refuse(ApiError(503, "The gateway has too many connections.", code="overloaded"))
+                self._refuse(GatewayError(503, "The gateway has too many connections.", code="overloaded"))
                 return
             idle.popitem(last=False)[0].transport.close()
         idle[self] = None
@@ -170,11 +170,11 @@ class EdgeProtocol(HttpToolsProtocol):
                 assert self._head is not None
                 data, self._head = self._head + data[upgrade.args[0] :], None
 
-    def _stop_parsing(self, flaw: ApiError) -> None:
+    def _stop_parsing(self, flaw: GatewayError) -> None:
         self._flaw = flaw
         raise HeadRefused
 
-    def _refuse(self, error: ApiError) -> None:
+    def _refuse(self, error: GatewayError) -> None:
         """Answer with an error and close. An answer that has begun is cut: an error inside it would be part of it.
 
         What the client still sends is thrown away for a while, as closing on it would take the answer away from it.
@@ -206,7 +206,7 @@ class EdgeProtocol(HttpToolsProtocol):
     def _be_late(self) -> None:
         self._timer = None
         if self._in_head and self._pending_bytes and not self._refused:
-            self._refuse(ApiError(408, "The request did not arrive in time."))
+            self._refuse(GatewayError(408, "The request did not arrive in time."))
         else:
             self.transport.close()
 

@@ -6,28 +6,28 @@ through and proxies are known to read in different ways is refused here. No I/O.
 
 from collections.abc import Sequence
 
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 
 MOST_HEAD_BYTES = 64 << 10
 MOST_HEADERS = 200
 HeaderLines = Sequence[tuple[bytes, bytes]]
 
 
-def bad_request(message: str) -> ApiError:
+def bad_request(message: str) -> GatewayError:
     """Return the error of a head that is not taken; its connection ends with it."""
-    return ApiError(400, message, code="bad_request")
+    return GatewayError(400, message, code="bad_request")
 
 
-def too_large() -> ApiError:
+def too_large() -> GatewayError:
     """Return the error of a head that is out of proportion."""
     message = f"The request's headers are larger than {MOST_HEAD_BYTES} bytes, or more than {MOST_HEADERS}."
-    return ApiError(431, message, code="headers_too_large")
+    return GatewayError(431, message, code="headers_too_large")
 
 
-def find_flaw(version: str, method: bytes, target: bytes, headers: HeaderLines) -> ApiError | None:
+def find_flaw(version: str, method: bytes, target: bytes, headers: HeaderLines) -> GatewayError | None:
     """Return why a head is not taken; None: it is. Names of headers are in lower case."""
     if version not in ("1.0", "1.1"):
-        return ApiError(505, "HTTP/1.1 is spoken here.", code="bad_request")
+        return GatewayError(505, "HTTP/1.1 is spoken here.", code="bad_request")
     if method == b"CONNECT" or not target.startswith(b"/") or b"#" in target:
         # No forward proxy is here, and a filter before the gateway may look at paths only.
         return bad_request("The request target must be a path.")

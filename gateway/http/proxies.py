@@ -53,3 +53,11 @@ def name_neighbourhood(peer: str) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         return str(ipaddress.IPv6Network((address, 64), strict=False))
     return str(address) if address is not None else peer
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether only this machine can connect to an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors import ApiError, encode_error, error_headers, error_messages, from_generation
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError, encode_error, error_headers, error_messages
 
 JSON = "application/json"
 NOTHING = "There is nothing at this path."
@@ -23,8 +22,7 @@ def assemble(routes: Sequence[Route]) -> Starlette:
         routes=routes,
         middleware=[Middleware(ExactPaths, routes)],
         exception_handlers={
-            ApiError: answer_api_error,
-            GenerationFailed: answer_refusal,
+            GatewayError: answer_error,
             HTTPException: answer_http_error,
             Exception: answer_failure,
         },
@@ -45,22 +43,16 @@ class ExactPaths:
         """Pass a request on, or answer 404."""
         raw = scope.get("raw_path") or b""
         if b"%" in raw and not raw.startswith(self._free):
-            for message in error_messages(ApiError(404, NOTHING), []):
+            for message in error_messages(GatewayError(404, NOTHING), []):
                 await send(message)
             return
         await self._app(scope, receive, send)
 
 
-async def answer_api_error(request: Request, error: Exception) -> Response:
-    """Answer an error of our own."""
-    assert isinstance(error, ApiError)
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Answer what a route raised."""
+    assert isinstance(error, GatewayError)
     return to_response(error)
-
-
-async def answer_refusal(request: Request, error: Exception) -> Response:
-    """Answer a caller who may not ask."""
-    assert isinstance(error, GenerationFailed)
-    return to_response(from_generation(error))
 
 
 async def answer_http_error(request: Request, error: Exception) -> Response:
@@ -68,14 +60,14 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     messages = {404: NOTHING, 405: "This path does not know this method."}
     message = messages.get(error.status_code, error.detail)
-    return to_response(ApiError(error.status_code, message, headers=dict(error.headers or {})))
+    return to_response(GatewayError(error.status_code, message, headers=dict(error.headers or {})))
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:
     """Answer a failure of ours; the server logs it."""
-    return to_response(ApiError(500, "The gateway failed to handle this request."))
+    return to_response(GatewayError(500, "The gateway failed to handle this request."))
 
 
-def to_response(error: ApiError) -> Response:
+def to_response(error: GatewayError) -> Response:
     """Return an error as a response."""
     return Response(encode_error(error), error.status, error_headers(error), JSON)

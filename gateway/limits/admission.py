@@ -6,7 +6,7 @@ Whoever enters leaves again, whatever happens; leaving never waits, so no cancel
 import math
 from dataclasses import dataclass, field
 
-from gateway.errors import ApiError, Headers
+from gateway.errors import GatewayError, Headers
 from gateway.limits.buckets import Left, RateLimitStatus, Rates
 from gateway.limits.leases import Lease, LimitReached, RequestTooLarge
 from gateway.limits.queues import AdmissionQueues, Overloaded
@@ -63,7 +63,7 @@ class AdmissionControl:
 
         ``model``: whose place it waits for, and under which its use is counted. ``answers`` 0: it takes no place, so it
         does not wait for one.
-        Raises ApiError 400, 429 or 503.
+        Raises GatewayError 400, 429 or 503.
         """
         limits = rules.limits
         rates = Rates(limits.requests_per_min, limits.tokens_per_min, limits.concurrent)
@@ -74,7 +74,7 @@ class AdmissionControl:
         except RequestTooLarge:
             self.metrics.refused.labels("too_large").inc()
             message = f"The prompt has {prompt_tokens} tokens; the limit is {limits.tokens_per_min} tokens per minute."
-            raise ApiError(400, message, code="prompt_too_long") from None
+            raise GatewayError(400, message, code="prompt_too_long") from None
         if not answers:
             return Admission(tenant, model, 0, lease, self, spell_standing(lease.standing))
         is_in = False
@@ -85,20 +85,20 @@ class AdmissionControl:
         except Overloaded:
             self.metrics.refused.labels("overloaded").inc()
             message = "The gateway is at its limit; try again soon."
-            raise ApiError(503, message, code="overloaded", retry_after_s=OVERLOADED_RETRY_S) from None
+            raise GatewayError(503, message, code="overloaded", retry_after_s=OVERLOADED_RETRY_S) from None
         finally:
             if not is_in:
                 lease.settle(0)
         return Admission(tenant, model, answers, lease, self, spell_standing(lease.standing))
 
-    def _refuse(self, error: LimitReached, rates: Rates) -> ApiError:
+    def _refuse(self, error: LimitReached, rates: Rates) -> GatewayError:
         self.metrics.refused.labels(error.refused_by).inc()
         limit = {
             "requests": rates.requests_per_min,
             "tokens": rates.tokens_per_min,
             "concurrent": rates.concurrent,
         }[error.refused_by]
-        return ApiError(
+        return GatewayError(
             429,
             MESSAGES[error.refused_by].format(limit),
             retry_after_s=error.retry_after_s,

@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 from gateway.limits.buckets import Left, LimitKind, RateLimitStatus, Rates, RateVerdict
 from gateway.limits.leases import Lease
 from gateway.redis.client import connect

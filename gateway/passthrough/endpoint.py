@@ -16,7 +16,7 @@ from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.prepare import Caller, check_prompt_limit
 from gateway.config.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, BodyFormat
-from gateway.errors import ApiError, bad_field
+from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from gateway.limits.admission import Admission, AdmissionControl
@@ -55,7 +55,7 @@ class PassthroughService:
         return self.servers.passes(model)
 
     async def pass_object(self, path: str, value: JsonObject, headers: Headers, caller: Caller, client: Client) -> None:
-        """Pass a parsed body on, written anew. Raises ApiError, AnswerBroken."""
+        """Pass a parsed body on, written anew. Raises GatewayError, AnswerBroken."""
         model = find_model(value.get("model"), caller)
         if caller.rules.client_fields.urls == "public":
             check_media(value)
@@ -69,7 +69,7 @@ class PassthroughService:
         await self._pass_on(request, caller, most_tokens, client)
 
     async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
-        """Pass a form on, written anew. Raises ApiError, AnswerBroken."""
+        """Pass a form on, written anew. Raises GatewayError, AnswerBroken."""
         try:
             parts = read_form(body, headers.get("content-type", ""))
         except BadForm as error:
@@ -89,12 +89,12 @@ class PassthroughService:
         )
 
     def _find_salt(self, path: str, model: str, caller: Caller) -> str | None:
-        """The tenant's salt, where an engine of the gateway's own takes it. Raises ApiError where it takes none."""
+        """The tenant's salt, where an engine of the gateway's own takes it. Raises GatewayError where it takes none."""
         if caller.cache_salt is None or model not in self.servers.own_models:
             return None
         if path in UNSALTED_PATHS:
             message = f"The model {model!r} is not served at {path} while tenants' caches are kept apart."
-            raise ApiError(404, message, code="unsupported_path", param="model")
+            raise GatewayError(404, message, code="unsupported_path", param="model")
         return caller.cache_salt if path in SALTED_PATHS else None
 
     async def _pass_on(self, request: PassedRequest, caller: Caller, most_output_tokens: int, client: Client) -> None:
@@ -103,7 +103,7 @@ class PassthroughService:
             if not servers.passes(request.model) and request.model not in servers.own_models:
                 raise no_such_model(request.model)
             message = f"The model {request.model!r} is not served at {request.path}."
-            raise ApiError(404, message, code="unsupported_path", param="model")
+            raise GatewayError(404, message, code="unsupported_path", param="model")
         prompt_tokens = len(request.body) // BYTES_A_TOKEN
         tenant, rules = caller.tenant, caller.rules
         # They take no place of the engines' main decode: upstreams have bounds of their own.
@@ -116,7 +116,7 @@ class PassthroughService:
         record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path)
         try:
             yield record
-        except ApiError:
+        except GatewayError:
             record.failed()
             prompt_tokens = 0
             raise
@@ -138,7 +138,7 @@ def check_id_prompts(value: JsonObject, caller: Caller) -> None:
 
 
 def find_output_limit(value: JsonObject, caller: Caller) -> int:
-    """Return the longest answer that a body asks for, 0 where it says none. Raises ApiError beyond the tenant's."""
+    """Return the longest answer that a body asks for, 0 where it says none. Raises GatewayError beyond the tenant's."""
     most = caller.rules.limits.max_output_tokens
     named: dict[str, int] = {name: value[name] for name in OUTPUT_LIMITS if type(value.get(name)) is int}
     for name, tokens in named.items():
@@ -148,7 +148,7 @@ def find_output_limit(value: JsonObject, caller: Caller) -> int:
 
 
 def find_model(value: object, caller: Caller) -> str:
-    """Return the model that the client's name for it stands for. Raises ApiError, also where it may not be used."""
+    """Return the model that the client's name for it stands for. Raises GatewayError, also where it may not be used."""
     if value is None:
         raise bad_field("model", "The field 'model' is required.", "missing_field")
     if not isinstance(value, str):

@@ -16,7 +16,7 @@ from backends.errors import BackendError, EngineBroken, EngineTimeout, EngineUna
 from backends.transport.client import Response
 from backends.transport.sse import EventTooLarge, SseParser
 from gateway.api.outside import AnswerBroken
-from gateway.errors import ApiError, Headers, encode_error
+from gateway.errors import GatewayError, Headers, encode_error
 from gateway.http.client import Client
 from gateway.passthrough.headers import pick_answer_headers
 from gateway.passthrough.record import PassRecord
@@ -45,7 +45,7 @@ class PassedRequest:
 class ServerRefused(Exception):
     """A server gave no answer to relay. ``elsewhere``: another one may."""
 
-    def __init__(self, error: ApiError, body: bytes | None = None, *, elsewhere: bool = False) -> None:
+    def __init__(self, error: GatewayError, body: bytes | None = None, *, elsewhere: bool = False) -> None:
         super().__init__(f"status {error.status}")
         self.error = error
         self.body = body if body is not None else encode_error(error)
@@ -58,7 +58,7 @@ async def pass_on(
 ) -> None:
     """Pass a request on and relay the answer. ``standing``: headers of the gateway's own that go out with it.
 
-    Raises ApiError while nothing was sent, AnswerBroken after that.
+    Raises GatewayError while nothing was sent, AnswerBroken after that.
     """
     lines = [(b"x-request-id", request.id.encode()), *standing]
     tried: set[str] = set()
@@ -78,7 +78,7 @@ async def pass_on(
             break
     if refused is None:
         message = f"No server of {request.model!r} can take a request now."
-        raise ApiError(503, message, code="no_instance", retry_after_s=1.0)
+        raise GatewayError(503, message, code="no_instance", retry_after_s=1.0)
     await _send_whole(client, refused.error.status, refused.body, [*lines, *_refusal_headers(refused.error)])
 
 
@@ -97,7 +97,7 @@ async def _ask(request: PassedRequest, server: PassthroughServer) -> AsyncIterat
         try:
             first = await response.read()
         except EngineBroken as error:
-            raise ServerRefused(ApiError(502, "The server broke the answer off."), elsewhere=True) from error
+            raise ServerRefused(GatewayError(502, "The server broke the answer off."), elsewhere=True) from error
         except BackendError as error:
             raise _judge(error, server) from error
         if _is_stream(response) and (failure := find_error_event(first)) is not None:
@@ -109,11 +109,11 @@ async def _ask(request: PassedRequest, server: PassthroughServer) -> AsyncIterat
 
 def _judge(error: BackendError, server: PassthroughServer) -> ServerRefused:
     if isinstance(error, EngineTimeout):
-        return ServerRefused(ApiError(504, "The server did not answer in time."))
+        return ServerRefused(GatewayError(504, "The server did not answer in time."))
     if isinstance(error, EngineUnavailable):
         server.note_failure(error)
-        return ServerRefused(ApiError(502, "The server cannot be reached."), elsewhere=True)
-    return ServerRefused(ApiError(502, "The server's answer cannot be read."))
+        return ServerRefused(GatewayError(502, "The server cannot be reached."), elsewhere=True)
+    return ServerRefused(GatewayError(502, "The server's answer cannot be read."))
 
 
 async def _read_refusal(response: Response) -> ServerRefused:
@@ -124,10 +124,10 @@ async def _read_refusal(response: Response) -> ServerRefused:
     except BackendError:
         body = b""
     if status in OUR_KEY:
-        return ServerRefused(ApiError(502, "The server does not take the gateway's key."))
+        return ServerRefused(GatewayError(502, "The server does not take the gateway's key."))
     if not 400 <= status <= 599:
-        return ServerRefused(ApiError(502, f"The server answered with the unexpected status {status}."))
-    error = ApiError(status, f"The server answered {status}.", retry_after_s=retry_after_s(response))
+        return ServerRefused(GatewayError(502, f"The server answered with the unexpected status {status}."))
+    error = GatewayError(status, f"The server answered {status}.", retry_after_s=retry_after_s(response))
     return ServerRefused(error, body if _is_error_object(body) else None, elsewhere=status in ELSEWHERE)
 
 
@@ -151,7 +151,7 @@ def find_error_event(piece: bytes) -> ServerRefused | None:
         return None
     code = error.get("code") if isinstance(error, dict) else None
     status = code if type(code) is int and 400 <= code <= 599 else 502
-    return ServerRefused(ApiError(status, "The server failed."), events[0])
+    return ServerRefused(GatewayError(status, "The server failed."), events[0])
 
 
 async def _relay(
@@ -181,7 +181,7 @@ async def _relay(
         record.broken(error)
         if not is_stream:
             raise AnswerBroken from error
-        failure = ApiError(502, "The server broke the answer off.", code="bad_gateway")
+        failure = GatewayError(502, "The server broke the answer off.", code="bad_gateway")
         piece = b"\n\ndata: " + encode_error(failure) + b"\n\n"
     else:
         record.finished()
@@ -198,9 +198,9 @@ async def _read_whole(response: Response, first: bytes, server: PassthroughServe
             pieces.append(await response.read())
             size += len(pieces[-1])
             if size > MAX_WHOLE_BYTES:
-                raise ServerRefused(ApiError(502, f"The server's answer is larger than {MAX_WHOLE_BYTES} bytes."))
+                raise ServerRefused(GatewayError(502, f"The server's answer is larger than {MAX_WHOLE_BYTES} bytes."))
     except BackendError as error:
-        raise ServerRefused(ApiError(502, "The server broke the answer off.")) from error
+        raise ServerRefused(GatewayError(502, "The server broke the answer off.")) from error
     response.finish()
     return b"".join(pieces)
 
@@ -209,7 +209,7 @@ def _is_stream(response: Response) -> bool:
     return response.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
 
 
-def _refusal_headers(error: ApiError) -> Headers:
+def _refusal_headers(error: GatewayError) -> Headers:
     lines = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         lines.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))

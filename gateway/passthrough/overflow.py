@@ -11,8 +11,7 @@ from backends.engines.external import ExternalChunk, ExternalModel, ExternalUsag
 from backends.errors import BackendError, EngineRejected, EngineTimeout, EngineUnavailable
 from gateway.api.outside import Outside
 from gateway.api.prepare import PreparedRequest
-from gateway.errors import Headers, encode_error, from_generation
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError, Headers, encode_error
 from gateway.fleet.pools import Pools
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
@@ -52,7 +51,7 @@ class OverflowService:
         headers: Headers,
         note: Callable[[ExternalUsage], None],
     ) -> None:
-        """Answer from outside. Raises GenerationFailed while nothing was sent."""
+        """Answer from outside. Raises GatewayError while nothing was sent."""
         assert self.provider is not None
         timeline = self.timelines.open(job.id, job.model.name)
         spending = Spending(timeline, self.metrics, outside)
@@ -78,17 +77,17 @@ class OverflowService:
                 note(spending.usage)
 
 
-def to_failure(error: BackendError) -> GenerationFailed:
+def to_failure(error: BackendError) -> GatewayError:
     """Return the client's view of a provider's failure."""
     match error:
         case EngineRejected():
-            return GenerationFailed(error.status, error.message, param=error.param)
+            return GatewayError(error.status, error.message, param=error.param)
         case EngineUnavailable():
             message = "The external provider cannot take the request now."
-            return GenerationFailed(503, message, retry_after_s=error.retry_after_s or 1.0)
+            return GatewayError(503, message, retry_after_s=error.retry_after_s or 1.0)
         case EngineTimeout():
-            return GenerationFailed(504, "The external provider did not answer in time.")
-    return GenerationFailed(502, "The external provider failed.")
+            return GatewayError(504, "The external provider did not answer in time.")
+    return GatewayError(502, "The external provider failed.")
 
 
 async def _write_stream(
@@ -114,7 +113,7 @@ async def _write_stream(
         data += DONE
     except BackendError as error:
         spending.failed(error)
-        data = b"data: " + encode_error(from_generation(to_failure(error))) + b"\n\n"
+        data = b"data: " + encode_error(to_failure(error)) + b"\n\n"
     await client.send({"type": "http.response.body", "body": data, "more_body": False})
 
 

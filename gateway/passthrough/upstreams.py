@@ -11,7 +11,7 @@ import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable
 from backends.transport.client import HttpOrigin
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 
 log = logging.getLogger(__name__)
 

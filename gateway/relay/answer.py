@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Literal
 
 from backends.errors import EngineRejected
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.fleet.pools import Pools
 from gateway.relay.align import Aligner, AlignJob
 from gateway.relay.answer_plan import AnswerPlan
@@ -58,7 +58,7 @@ class RelayAnswer:
         )
         self._legs = LegRunner(course, cast, pools, record, self._mailbox)
         self._timers: list[asyncio.TimerHandle] = []
-        self._error: GenerationFailed | None = None
+        self._error: GatewayError | None = None
         self._ended = False
 
     @property
@@ -187,11 +187,11 @@ class RelayAnswer:
     def _fail(self, refused: LegId | None) -> None:
         error = self._legs.last_failure
         if refused is not None and isinstance(error, EngineRejected):
-            self._error = GenerationFailed(error.status, error.message, param=error.param)
+            self._error = GatewayError(error.status, error.message, param=error.param)
         elif self._splice.log:
-            self._error = GenerationFailed(502, "no decode instance could go on with the answer", code="decode_lost")
+            self._error = GatewayError(502, "no decode instance could go on with the answer", code="decode_lost")
         else:
-            self._error = GenerationFailed(
+            self._error = GatewayError(
                 503, "no engine instance can take the request", code="no_instance", retry_after_s=1.0
             )
         self._record.failed(self._error, error)

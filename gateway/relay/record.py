@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.limits.usage import Use
 from gateway.relay.splice import Splice
 from gateway.relay.splice_events import LegId, StartLeg
@@ -110,7 +110,7 @@ class Record:
             cached_tokens=usage.cached_tokens if usage else None,
         )
 
-    def failed(self, failure: GenerationFailed, cause: BackendError | None) -> None:
+    def failed(self, failure: GatewayError, cause: BackendError | None) -> None:
         """The answer cannot go on."""
         self._outcome = "failed"
         self.note("failed", status=failure.status, cause=str(cause) if cause else None)

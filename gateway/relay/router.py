@@ -6,9 +6,10 @@ from functools import partial
 
 from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link, Links
+from gateway.fleet.models import ModelFacts, store_id
 from gateway.fleet.pools import Pools
 from gateway.fleet.sessions import Sessions
 from gateway.index.types import PrefixIndex
@@ -35,17 +36,6 @@ DIRECT_PATIENCE = 3.0
 LEAST_PATIENCE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What a plan needs to know of a model beside its engines."""
-
-    kv_bytes_per_token: int
-    context_tokens: int
-    cache_effective: bool
-    kv_name: str
-    """What the KV stores call it."""
-
-
 def _count_nothing(tenant: str, model: str, use: Use) -> None:
     """Nobody wants to know."""
 
@@ -68,7 +58,7 @@ class RelayService:
     note_use: Callable[[str, str, Use], None] = _count_nothing
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
-        """Decide and prepare; the engines are called once the answer is iterated. Raises GenerationFailed."""
+        """Decide and prepare; the engines are called once the answer is iterated. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
         self.learning.note_decision(decision, rules)
@@ -81,16 +71,16 @@ class RelayService:
         return RelayAnswer(course, cast, self.pools, self.aligner, record)
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
-        """Choose the plan without starting anything. Raises GenerationFailed."""
+        """Choose the plan without starting anything. Raises GatewayError."""
         facts = self._facts(request, rules)
         try:
             return choose_plan(facts, self._snapshot(request.model, facts.session), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
-                raise GenerationFailed(
+                raise GatewayError(
                     400, "the prompt is longer than the engines' context", code="context_length_exceeded"
                 ) from None
-            raise GenerationFailed(503, str(error), code="no_instance", retry_after_s=1.0) from None
+            raise GatewayError(503, str(error), code="no_instance", retry_after_s=1.0) from None
 
     def _facts(self, request: GenerationRequest, rules: Rules) -> Facts:
         found = self.index.lookup(request.model, request.prompt, request.cache_salt)
@@ -248,11 +238,6 @@ def _route(plan: Plan) -> Route:
             return "singular"
         case PassThrough():
             return "passthrough"
-
-
-def store_id(region: str, model: str) -> str:
-    """Name under which the index knows a model's part of a region's KV store."""
-    return f"store:{region}:{model}"
 
 
 def _patience_s(decision: Decision, rules: Rules) -> float:

@@ -83,7 +83,7 @@ class Answer(Protocol):
         ...
 
     def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Yield events in order; the last is Finish. Raises GenerationFailed."""
+        """Yield events in order; the last is Finish. Raises GatewayError."""
         ...
 
     def stop_at(self, completion_tokens: int) -> None:
@@ -102,5 +102,5 @@ class Generator(Protocol):
     """Starts answers."""
 
     def generate(self, request: GenerationRequest) -> Answer:
-        """Decide the plan and start it. Raises GenerationFailed when nothing can serve the request."""
+        """Decide the plan and start it. Raises GatewayError when nothing can serve the request."""
         ...

@@ -12,12 +12,13 @@ from backends.types import Capabilities, EngineLoad, LinkState
 from gateway.config.rulebook import RuleBook
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link, Links
+from gateway.fleet.models import ModelFacts
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.fleet.sessions import Sessions
 from gateway.index.mirror import CacheDelta, Mirror
 from gateway.index.types import CacheHit, CacheSpec
 from gateway.relay.align import Aligner
-from gateway.relay.router import ModelFacts, RelayService
+from gateway.relay.router import RelayService
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from backends.engines.reference.demo_model import MODEL_DIR
+from gateway.auth.exposure import check_exposure
 from gateway.demo.command import kv_bytes_per_token
-from gateway.tenancy import check_exposure
 from tests.docker.files import (
     DOCKER,
     ROOT,

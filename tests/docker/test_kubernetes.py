@@ -11,10 +11,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.auth.exposure import find_doors
+from gateway.auth.exposure import check_exposure, find_doors
 from gateway.config.settings import parse_settings
 from gateway.fleet.discovery import ROLE
-from gateway.tenancy import check_exposure
 from tests.docker.files import DOCKER, ROOT, host_port, parse_pdd, read_image, read_yaml
 from tests.docker.paths import served_paths
 

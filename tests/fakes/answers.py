@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from backends.types import TokenLogprob
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, RoleName, Tokens
 from tests.fakes.gates import HoldGate, Watch
 
-Step = AnswerEvent | GenerationFailed | HoldGate
+Step = AnswerEvent | GatewayError | HoldGate
 """One step of an answer: an event to yield, a failure to raise, a gate to wait at."""
 
 
@@ -35,7 +35,7 @@ class ScriptedAnswer:
                 return
             if isinstance(step, HoldGate):
                 await step.hold()
-            elif isinstance(step, GenerationFailed):
+            elif isinstance(step, GatewayError):
                 raise step
             else:
                 self.yielded += 1
@@ -55,7 +55,7 @@ class ScriptedAnswer:
 
 
 class ScriptedGenerator:
-    """Answers each request by ``script``, which may raise GenerationFailed; remembers requests and answers."""
+    """Answers each request by ``script``, which may raise GatewayError; remembers requests and answers."""
 
     def __init__(self, script: Callable[[GenerationRequest], Sequence[Step]]) -> None:
         self.script = script

@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from backends.kv.hashing import chain_seed, hash_blocks
+from gateway.auth.exposure import check_exposure
+from gateway.auth.secrets import find_secret
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import parse_settings
-from gateway.tenancy import check_exposure, find_secret, name_index
+from gateway.tenancy import name_index
 
 BASE: dict[str, Any] = {
     "models": [{"name": "m", "path": "/m", "kv_bytes_per_token": 1}],

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.auth.admin import AdminAuth
-from gateway.limits.failures import Failures
+from gateway.auth.failures import Failures
 from tests.fakes.server import AppServer
 
 KEY = b"an operator's own key"

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.api.app import ApiState, build_app
 from gateway.api.exchange import Access
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.limits.admission import spell_duration
 from gateway.limits.queues import AdmissionQueues
 from gateway.text.model import ServedModel
@@ -129,9 +129,9 @@ async def test_slots_come_back_however_an_answer_ends(state: ApiState, generator
     async with serve(state, {"limits": {"concurrent": 1}}) as served:
         for _ in range(5):
             assert (await served.ask()).status_code == 200
-            generator.script = lambda request: [GenerationFailed(503, "none")]
+            generator.script = lambda request: [GatewayError(503, "none")]
             assert (await served.ask()).status_code == 503
-            generator.script = lambda request: [*say([300, 301])[:1], GenerationFailed(502, "gone")]
+            generator.script = lambda request: [*say([300, 301])[:1], GatewayError(502, "gone")]
             assert (await served.ask({**SHORT, "stream": True})).status_code == 200
             generator.script = lambda request: [held]
             arrived = held.arrived
@@ -166,7 +166,7 @@ async def test_an_abort_is_charged_once_for_what_was_delivered(
 
 async def test_a_request_that_came_to_nothing_costs_nothing(state: ApiState, generator: ScriptedGenerator) -> None:
     """What no engine could serve is not charged."""
-    generator.script = lambda request: [GenerationFailed(503, "none")]
+    generator.script = lambda request: [GatewayError(503, "none")]
     async with serve(state, {"limits": {"tokens_per_min": 1000}}) as served:
         assert (await served.ask()).status_code == 503
         assert (served.used("requests"), served.used("prompt_tokens")) == (1.0, 0.0)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_app
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.relay.types import GenerationRequest
 from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.server import AppServer
@@ -97,7 +97,7 @@ async def test_unknown_caller(state: ApiState, generator: ScriptedGenerator) -> 
     """A caller who may not ask is told so before the body is looked at."""
 
     def identify(connection: object) -> str:
-        raise ApiError(401, "No key.")
+        raise GatewayError(401, "No key.")
 
     for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/v1/models/tiny")):
         answer = await serve_once(replace(state, access=make_access(identify)), method, path, [])

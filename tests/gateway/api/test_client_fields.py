@@ -7,7 +7,7 @@ import pytest
 
 from gateway.api.app import ApiState, build_app
 from gateway.api.client_fields import is_internal, without_internal
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from policies.rules import Rules
 from policies.tenant_rules import ClientFieldRules
 from tests.fakes.answers import ScriptedGenerator
@@ -37,10 +37,10 @@ def test_refused_or_stripped() -> None:
     """The rules say which; nothing else of the body changes."""
     body = {"model": "m", "api_base": "http://10.0.0.1", "bootstrap_" + "x" * 1000: 1}
     assert without_internal(body, STRIP) == {"model": "m"}
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(GatewayError) as refused:
         without_internal(body, ClientFieldRules())
     assert (refused.value.status, refused.value.code, refused.value.param) == (400, "internal_field", "api_base")
-    with pytest.raises(ApiError) as cut:
+    with pytest.raises(GatewayError) as cut:
         without_internal({"bootstrap_" + "x" * 1000: 1}, ClientFieldRules())
     assert len(cut.value.message) < 200
     assert without_internal({"model": "m"}, ClientFieldRules()) == {"model": "m"}

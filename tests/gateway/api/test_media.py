@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.media import check_media, is_public
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_never_fails(text: str) -> None:
 )
 def test_finds_addresses(body: Any, param: str | None) -> None:
     """Addresses are found where any API puts them, and the place is named, not the address."""
-    with pytest.raises(ApiError) as refused:
+    with pytest.raises(GatewayError) as refused:
         check_media(body)
     assert refused.value.code == "forbidden_url"
     assert param is None or refused.value.param == param

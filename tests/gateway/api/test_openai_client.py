@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.relay.types import Finish
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, say
@@ -238,7 +238,7 @@ async def test_failures_before_the_first_event(
     stream: bool,
 ) -> None:
     """What fails before anything was sent is the matching exception of the SDK, streamed or not."""
-    generator.script = lambda request: [GenerationFailed(status, "no", code="c", param="p", retry_after_s=1.2)]
+    generator.script = lambda request: [GatewayError(status, "no", code="c", param="p", retry_after_s=1.2)]
     with pytest.raises(kind) as caught:
         await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=stream)
     assert caught.value.status_code == status
@@ -253,7 +253,7 @@ async def test_failure_in_the_stream(
 ) -> None:
     """What fails later is an error in the stream, after the text so far."""
     ids = model.encoder.encode_now(TEXT)
-    generator.script = lambda request: [*say(ids)[:3], GenerationFailed(502, "engines are gone")]
+    generator.script = lambda request: [*say(ids)[:3], GatewayError(502, "engines are gone")]
     stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
     with pytest.raises(openai.APIError, match="engines are gone"):
         async for _ in stream:

@@ -11,7 +11,7 @@ import pytest
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
 from gateway.api.exchange import RequestLimits
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.relay.types import Finish, KeepAlive, Tokens
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, Step, say
@@ -63,7 +63,7 @@ async def test_no_status_line_before_the_first_event(
 ) -> None:
     """While nothing came the client has no status line, so a late failure still has its own status."""
     gate = HoldGate()
-    generator.script = lambda request: [gate, GenerationFailed(503, "later", retry_after_s=7)]
+    generator.script = lambda request: [gate, GatewayError(503, "later", retry_after_s=7)]
     async with connect(server) as connection:
         await connection.post(PATH, STREAM)
         await generator.started(1)
@@ -82,7 +82,7 @@ async def test_no_status_line_before_the_first_event(
 
 async def test_keep_alive_opens_the_stream(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
     """A keep-alive is a comment; a failure after it is an error event and there is no [DONE]."""
-    generator.script = lambda request: [KeepAlive(), KeepAlive(), GenerationFailed(400, "bad", param="messages")]
+    generator.script = lambda request: [KeepAlive(), KeepAlive(), GatewayError(400, "bad", param="messages")]
     async with connect(server) as connection:
         await connection.post(PATH, STREAM)
         assert (await connection.read_head())[0] == 200
@@ -156,7 +156,7 @@ async def test_failure_of_one_of_several_choices(
 ) -> None:
     """When one choice fails the request fails, and the others are closed."""
     gate = HoldGate()
-    scripts: list[list[Step]] = [[gate], [GenerationFailed(502, "gone")]]
+    scripts: list[list[Step]] = [[gate], [GatewayError(502, "gone")]]
     generator.script = lambda request: scripts[len(generator.answers)]
     async with connect(server) as connection:
         await connection.post(PATH, {**STREAM, "n": 2})

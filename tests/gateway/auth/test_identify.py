@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from gateway.auth.failures import Failures
 from gateway.auth.identify import KeyCheck, identify_anyone, read_key
 from gateway.auth.keys import make_key
 from gateway.auth.tenants import TenantBook, TenantRecord
-from gateway.errors import ApiError
-from gateway.limits.failures import Failures
+from gateway.errors import GatewayError
 from tests.gateway.auth.test_tenants import SECRET, document, key_document
 from tests.gateway.fleet.seams import Clock
 
@@ -60,7 +60,7 @@ def test_key_is_found(check: KeyCheck, headers: list[tuple[str, str]]) -> None:
 )
 def test_everything_else_is_refused(check: KeyCheck, headers: list[tuple[str, str]], status: int, code: str) -> None:
     """No key, a bad one, two that differ, or one header twice: nobody is let in, and no key is echoed."""
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(GatewayError) as caught:
         check(connection(*headers))
     assert (caught.value.status, caught.value.code) == (status, code)
     assert "pdd_" not in caught.value.message
@@ -73,21 +73,21 @@ def test_headers_do_not_make_a_tenant(check: KeyCheck, name: str) -> None:
     """TEN-09: whatever identity headers a client adds, the key alone says who it is."""
     extra = [(name, "other"), (name, "other, acme")]
     assert check(connection(("authorization", f"Bearer {KEY}"), *extra)) == "acme"
-    with pytest.raises(ApiError):
+    with pytest.raises(GatewayError):
         check(connection(*extra))
 
 
 def test_failures_are_slowed_down_but_not_good_keys(check: KeyCheck) -> None:
     """After too many failures an address is told to wait; a good key from there still opens, other addresses too."""
     for _ in range(2):
-        with pytest.raises(ApiError) as caught:
+        with pytest.raises(GatewayError) as caught:
             check(connection())
         assert caught.value.status == 401
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(GatewayError) as caught:
         check(connection())
     assert (caught.value.status, caught.value.retry_after_s) == (429, 30.0)
     assert check(connection(("x-api-key", str(KEY)))) == "acme"
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(GatewayError) as caught:
         check(connection(peer=None))
     assert caught.value.status == 401
 
@@ -95,10 +95,10 @@ def test_failures_are_slowed_down_but_not_good_keys(check: KeyCheck) -> None:
 def test_disabled_and_unknown_yet(check: KeyCheck) -> None:
     """A disabled tenant is a 403; before the tenants were read nobody's key is called bad."""
     check.book.apply([document("tenant", "acme", TenantRecord(disabled=True)), key_document(KEY)])
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(GatewayError) as caught:
         check(connection(("x-api-key", str(KEY))))
     assert (caught.value.status, caught.value.code) == (403, "tenant_disabled")
-    with pytest.raises(ApiError) as caught:
+    with pytest.raises(GatewayError) as caught:
         KeyCheck(TenantBook(SECRET), Failures(1))(connection(("x-api-key", str(KEY))))
     assert (caught.value.status, caught.value.retry_after_s) == (503, 1.0)
 
@@ -118,7 +118,7 @@ def test_reading_a_key_raises_nothing_else(lines: list[tuple[str, str]]) -> None
     raw = [(name.encode(), value.encode("latin-1")) for name, value in lines]
     try:
         key = read_key(Headers(raw=raw))
-    except ApiError as error:
+    except GatewayError as error:
         assert error.status in (400, 401)
     else:
         assert key is None or any(key in value for _, value in lines)

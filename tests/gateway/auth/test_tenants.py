@@ -5,10 +5,10 @@ import logging
 import msgspec
 import pytest
 
+from gateway.auth.failures import Failures
 from gateway.auth.keys import ApiKey, KeyRecord, hash_key, make_key
 from gateway.auth.tenants import BadKey, TenantBook, TenantDisabled, TenantRecord, TenantsUnknown
 from gateway.config.document_store import Document
-from gateway.limits.failures import Failures
 from tests.gateway.fleet.seams import Clock
 
 SECRET = b"0123456789abcdef"

@@ -9,8 +9,7 @@ from backends.kv.subscriber import EventSource
 from gateway.auth.salts import Salts
 from gateway.cli.explain import describe, explain
 from gateway.cli.observe import CannotInspect
-from gateway.errors import ApiError
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
 from tests.valkey import run_valkey
@@ -79,15 +78,15 @@ async def test_a_chat_is_made_ready_as_the_api_does(fleet: Fleet) -> None:
 async def test_a_request_that_cannot_be_decided(fleet: Fleet) -> None:
     """Bodies that the API would refuse, that are no request at all, and fleets that cannot serve are errors."""
     async with fleet.gateway(COLD) as gateway:
-        with pytest.raises(ApiError, match="not valid JSON"):
+        with pytest.raises(GatewayError, match="not valid JSON"):
             await explain(gateway, b"{")
-        with pytest.raises(ApiError, match="does not exist"):
+        with pytest.raises(GatewayError, match="does not exist"):
             await explain(gateway, body(model="other"))
         with pytest.raises(CannotInspect, match="neither messages nor a prompt"):
             await explain(gateway, b"{}")
         for instance in gateway.pools.instances:
             instance.draining = True
-        with pytest.raises(GenerationFailed, match="no MD instance"):
+        with pytest.raises(GatewayError, match="no MD instance"):
             await explain(gateway, body())
 
 

@@ -9,7 +9,7 @@ import pytest
 from gateway.config.document_store import Document
 from gateway.config.live import DocumentsRefused
 from gateway.config.rulebook import RULES, RuleBook
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from policies.rules import Rules, parse_rules
 
 BASE = parse_rules({"handoff": {"mode": "one_shot"}})
@@ -63,7 +63,7 @@ def test_a_bad_document_changes_nothing(bodies: dict[str, Any], name: str) -> No
 def test_unknown_rules_serve_nobody() -> None:
     """Until the documents were read once nobody is served: a tenant's rules may forbid what the base allows."""
     book = RuleBook(BASE, known=False)
-    with pytest.raises(GenerationFailed) as refused:
+    with pytest.raises(GatewayError) as refused:
         book.of("acme")
     assert (refused.value.status, refused.value.code) == (503, "rules_unknown")
     with pytest.raises(DocumentsRefused):

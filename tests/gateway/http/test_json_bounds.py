@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.http.body import parse_object
 from gateway.http.json_bounds import MOST_ENTRIES, MOST_VALUES, Structure, count_structure
 
@@ -57,7 +57,9 @@ def test_any_bytes_are_counted_to_their_end(body: bytes, step_bytes: int) -> Non
 )
 def test_a_body_that_holds_too_much_is_refused(body: bytes) -> None:
     """A body is refused for what it holds before any of it is made, whole or not."""
-    with pytest.raises(ApiError, match="holds more than 1500000 values, or 100000 keys, lists and objects") as refused:
+    with pytest.raises(
+        GatewayError, match="holds more than 1500000 values, or 100000 keys, lists and objects"
+    ) as refused:
         parse_object(body)
     assert (refused.value.status, refused.value.code) == (400, "invalid_value")
 
@@ -66,7 +68,7 @@ def test_many_keys_are_looked_through_once() -> None:
     """A small body of many keys, of which one may be written twice, does not hold the process for seconds."""
     keys = b",".join(b'"k%d":0' % rank for rank in range(MOST_ENTRIES - 3))
     assert len(parse_object(b'{"\\u0061":0,' + keys + b"}")) == MOST_ENTRIES - 2
-    with pytest.raises(ApiError, match="'k7' is given more than once"):
+    with pytest.raises(GatewayError, match="'k7' is given more than once"):
         parse_object(b'{"\\u0061":0,' + keys + b',"k7":1}')
 
 

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from gateway.api.prepare import Caller
 from gateway.config.paths import PASSED_PATHS
-from gateway.errors import ApiError
+from gateway.errors import GatewayError
 from gateway.http.client import Client
 from policies.rules import parse_rules
 from tests.fakes.gates import HoldGate
@@ -195,7 +195,7 @@ async def test_engines_get_the_tenants_salt_or_nothing(rig: Rig) -> None:
     async with client:
         await passing.pass_object("/v1/responses", value, Headers(), caller, client)
         await passing.pass_object("/tokenize", value, Headers(), caller, client)
-        with pytest.raises(ApiError, match="caches are kept apart"):
+        with pytest.raises(GatewayError, match="caches are kept apart"):
             await passing.pass_object("/v1/messages", value, Headers(), caller, client)
         await passing.pass_object("/v1/messages", value, Headers(), Caller("t"), client)
     assert [json.loads(body).get("cache_salt") for body in rig.md.passed] == ["salt-of-t", None, None]

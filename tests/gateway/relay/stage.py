@@ -13,11 +13,12 @@ from gateway.config.rulebook import RuleBook
 from gateway.fleet.health import HealthWatch
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link, Links
+from gateway.fleet.models import ModelFacts
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.fleet.sessions import Sessions
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
-from gateway.relay.router import ModelFacts, RelayService
+from gateway.relay.router import RelayService
 from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines

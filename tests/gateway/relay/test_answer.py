@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.types import Sampling
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.relay.types import AnswerEvent, GenerationRequest, Tokens
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
@@ -184,7 +184,7 @@ async def test_no_decode_instance_left_is_an_error() -> None:
         task = asyncio.create_task(read(answer))
         await stage.engines["rld1"].calls_made()
         (await stage.path.opened()).complete()
-        with pytest.raises(GenerationFailed) as caught:
+        with pytest.raises(GatewayError) as caught:
             await task
         assert caught.value.status == 502
         await stage.quiet()
@@ -196,7 +196,7 @@ async def test_prefill_refusal_reaches_the_client() -> None:
         body = {"error": {"message": "temperature must be below 2", "param": "temperature"}}
         for id_ in ("p1", "p2"):
             stage.engines[id_].script = Script(fault=Refuse(400, body))
-        with pytest.raises(GenerationFailed) as caught:
+        with pytest.raises(GatewayError) as caught:
             await read(stage.ask())
         assert caught.value.status == 400 and caught.value.param == "temperature"
         await stage.quiet()

@@ -8,7 +8,7 @@ import pytest
 
 from backends.engines.vllm import VllmEngine
 from backends.types import LegChunk, LegRequest, Sampling
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from gateway.relay.types import AnswerEvent, GenerationRequest, KeepAlive
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
@@ -66,7 +66,7 @@ async def test_the_context_is_never_left(room: int) -> None:
 async def test_no_room_at_all_is_refused() -> None:
     """SPL-17: a prompt that fills the context starts no leg."""
     async with open_stage(ids=SMALL) as stage:
-        with pytest.raises(GenerationFailed) as caught:
+        with pytest.raises(GatewayError) as caught:
             stage.service.generate(GenerationRequest("full", MODEL, [100] * CONTEXT_TOKENS, None))
         assert (caught.value.status, caught.value.code) == (400, "context_length_exceeded")
         assert not stage.engines["p1"].calls
@@ -175,7 +175,7 @@ async def test_a_decode_refusal_is_the_clients_status() -> None:
     async with open_stage(ids=SMALL) as stage:
         stage.path.is_instant = True
         stage.engines["md1"].script = Script(fault=REFUSAL)
-        with pytest.raises(GenerationFailed) as caught:
+        with pytest.raises(GatewayError) as caught:
             await read(stage.ask(features=RequestFeatures(structured_output=True)))
         assert (caught.value.status, caught.value.param) == (400, "logit_bias")
 
@@ -249,7 +249,7 @@ async def test_an_adapter_that_breaks_ends_its_leg(id_: str, caplog: pytest.LogC
         events: list[AnswerEvent] = []
         try:
             await read(stage.ask(max_tokens=6), events.append)
-        except GenerationFailed as failure:
+        except GatewayError as failure:
             assert failure.status == 502
         assert ids_of(events)
         assert "ZeroDivisionError" in caplog.text

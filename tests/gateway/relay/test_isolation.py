@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from gateway.auth.salts import Salts
+from gateway.fleet.models import store_id
 from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec
-from gateway.relay.router import RelayService, store_id
+from gateway.relay.router import RelayService
 from gateway.relay.types import GenerationRequest
 from policies.types import Decision
 from tests.gateway.relay.stage import MODEL, PROMPT, LinkedPath, Stage, open_stage, read, rules_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.failure import GenerationFailed
+from gateway.errors import GatewayError
 from tests.fakes.script import Cut, Script
 from tests.gateway.relay.stage import QUICK, finish_of, ids_of, open_stage, read, roles_of, unsplit
 
@@ -33,7 +33,7 @@ async def test_replacements_stay_in_the_region() -> None:
         assert stage.engines["rld1"].calls and stage.engines["rld2"].calls
         for name in ("rld1", "rld2"):
             stage.engines[name].scripts += [Script(fault=Cut(None))] * 10
-        with pytest.raises(GenerationFailed):
+        with pytest.raises(GatewayError):
             await read(stage.ask())
         assert not stage.path.transfers and not stage.engines["md1"].calls and not stage.engines["md2"].calls
 
@@ -41,7 +41,7 @@ async def test_replacements_stay_in_the_region() -> None:
 async def test_nobody_in_the_region_is_a_clear_503() -> None:
     """A tenant pinned to a region without decode instances is refused, not served elsewhere."""
     async with open_stage({"regions": ["c"]}) as stage:
-        with pytest.raises(GenerationFailed) as refused:
+        with pytest.raises(GatewayError) as refused:
             stage.ask()
         assert (refused.value.status, refused.value.code) == (503, "no_instance")
         assert "region_pinned" in refused.value.message

@@ -1,7 +1,7 @@
 """What operators are told of failures."""
 
 from backends.errors import EngineUnavailable
-from gateway.failure import reason_of
+from gateway.errors import reason_of
 
 
 def test_a_time_out_has_a_reason() -> None:
