@@ -22,8 +22,7 @@ from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
 from gateway.config.settings import Settings, find_redis
 from gateway.fleet.build import load_models, model_facts
-from gateway.fleet.canaries import CanaryWatch, NoWay
-from gateway.fleet.canary import CanaryPath
+from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
 from gateway.fleet.discovery import PodWatch
 from gateway.fleet.learning import Learning
 from gateway.fleet.ledger import Ledger

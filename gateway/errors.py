@@ -32,7 +32,7 @@ DEFAULT_CODES = {
 }
 """``code`` where the error names none of its own."""
 
-Headers = list[tuple[bytes, bytes]]
+RawHeaders = list[tuple[bytes, bytes]]
 
 
 class ErrorDetail(msgspec.Struct):
@@ -92,7 +92,7 @@ def error_headers(error: GatewayError) -> dict[str, str]:
     return headers
 
 
-def error_messages(error: GatewayError, headers: Headers) -> tuple[dict[str, Any], dict[str, Any]]:
+def error_messages(error: GatewayError, headers: RawHeaders) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the two ASGI messages that answer a request with the error."""
     body = encode_error(error)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]

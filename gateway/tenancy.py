@@ -7,8 +7,7 @@ from contextlib import AsyncExitStack
 from gateway.api.exchange import Access
 from gateway.auth.failures import Failures
 from gateway.auth.identify import Identify, KeyCheck, identify_anyone
-from gateway.auth.salts import Salts
-from gateway.auth.secrets import derive, find_secret
+from gateway.auth.secrets import Salts, derive, find_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantBook
 from gateway.config.live import LiveDocuments
 from gateway.config.settings import AuthSettings, Settings

@@ -18,7 +18,7 @@ from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.limits.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
-from policies.reasons import REASONS
+from policies.explain import REASONS
 from policies.rule_documents import RuleDocument
 from policies.rules import Rules
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Protocol
 
-from backends.engines.refusals import refusal
+from backends.engines.dialect import refusal
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
 from backends.transport.client import HttpOrigin, Response
 from backends.transport.sse import EventTooLarge, SseParser

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.engines.dialect import read_samples
 from backends.engines.http_engine import check_stream, get, post_leg, stream_leg
-from backends.engines.metrics import read_samples
 from backends.engines.sglang_wire import GENERATE_PATH, NO_IDS, GenerateDecoder, encode_leg, parse_event, raise_abort
 from backends.errors import EngineBroken, EngineRejected, IdsMissing
 from backends.transport.client import HttpOrigin

@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from backends.engines.logprobs import finite, likeliest
-from backends.engines.tally import IdTally
+from backends.engines.dialect import IdTally, finite, likeliest
 from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable, IdsMissing
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
 

@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.engines.dialect import find_label, read_samples
 from backends.engines.http_engine import get, stream_leg
-from backends.engines.metrics import find_label, read_samples
 from backends.engines.vllm_completions import CompletionDecoder, encode_leg
 from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leaves_no_default
 from backends.engines.vllm_nixl import lend

@@ -6,9 +6,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from backends.engines.logprobs import finite, likeliest
-from backends.engines.refusals import error_text, judge, safe_word
-from backends.engines.tally import IdTally
+from backends.engines.dialect import IdTally, error_text, finite, judge, likeliest, safe_word
 from backends.errors import BackendError, EngineBroken, EngineFailed, IdsMissing
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling, TokenLogprob
 

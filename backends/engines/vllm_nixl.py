@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import orjson
 
+from backends.engines.dialect import refusal
 from backends.engines.http_engine import MAX_REFUSAL_BYTES, post_leg, retry_after_s
-from backends.engines.refusals import refusal
 from backends.engines.vllm_completions import leg_fields
 from backends.errors import EngineBroken, EngineFailed
 from backends.transport.client import HttpOrigin

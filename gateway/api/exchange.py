@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from gateway.api.outside import AnswerBroken
 from gateway.api.prepare import Caller
 from gateway.auth.identify import Identify
-from gateway.auth.salts import Salts
+from gateway.auth.secrets import Salts
 from gateway.errors import GatewayError, encode_error, error_messages
 from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.http.client import Client, Clients, ShuttingDown

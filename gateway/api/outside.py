@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 
 from backends.engines.external import ExternalUsage
 from gateway.api.prepare import Caller, PreparedRequest
-from gateway.errors import Headers as HeaderLines
+from gateway.errors import RawHeaders as HeaderLines
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from policies.rules import Rules

@@ -25,7 +25,7 @@ MOST_CHOICES = 128
 class Caller:
     """Who asks, under which rules, and what the request's headers say.
 
-    ``cache_salt``: see ``gateway.auth.salts``. ``priority``: the smallest goes first.
+    ``cache_salt``: see ``gateway.auth.secrets``. ``priority``: the smallest goes first.
     """
 
     tenant: str

@@ -10,8 +10,8 @@ from typing import Any
 from msgspec import UNSET
 
 from gateway.api.choice import Choice, count_cached
+from gateway.api.endpoint import Numbered
 from gateway.api.formats import AnswerFormat, Gathered
-from gateway.api.merge import Numbered
 from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
     AnswerBody,
@@ -22,7 +22,7 @@ from gateway.api.wire import (
     encode,
     encode_event,
 )
-from gateway.errors import GatewayError, Headers, encode_error
+from gateway.errors import GatewayError, RawHeaders, encode_error
 from gateway.http.client import Client
 from gateway.relay.types import Finish, KeepAlive, Tokens
 
@@ -113,7 +113,7 @@ class StreamWriter:
         return answer
 
 
-async def write_stream(client: Client, events: Events, writer: StreamWriter, headers: Headers) -> None:
+async def write_stream(client: Client, events: Events, writer: StreamWriter, headers: RawHeaders) -> None:
     """Stream the answer. Raises GatewayError while nothing was sent; later failures become an error event."""
     first = await anext(events, None)
     if first is None:
@@ -141,7 +141,7 @@ async def write_whole(
     job: PreparedRequest,
     form: AnswerFormat,
     choices: Sequence[Choice],
-    headers: Headers,
+    headers: RawHeaders,
 ) -> None:
     """Send the answer when it is complete. Raises GatewayError."""
     gathered = [Gathered() for _ in choices]

@@ -1,7 +1,10 @@
-"""The one secret of a deployment, and what is derived from it: cache salts and the hashes of keys."""
+"""The one secret of a deployment, and what is derived from it: hashes of keys, and the cache salts of
+tenants.
+"""
 
 import hmac
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from gateway.config.fleet_settings import BadSettings
@@ -51,3 +54,28 @@ def find_secret(auth: AuthSettings) -> bytes | None:
     except BadSecret as error:
         key = "auth.secret_env" if auth.secret_env is not None else "auth.secret_file"
         raise BadSettings(f"{key}: {error}") from None
+
+
+MOST_REMEMBERED = 10_000
+
+
+class Salts:
+    """Makes the salts that keep tenants' caches apart; without a secret there are none, and all share one cache.
+
+    A salt hangs on the tenant's id or on its group, never on a key or on what a client sends, so it outlives keys. It
+    is the same in every leg, in the index and in every transfer of a request.
+    """
+
+    def __init__(self, secret: bytes | None) -> None:
+        self._secret = secret
+        self._derive = lru_cache(MOST_REMEMBERED)(self._make)
+
+    def of(self, tenant: str, group: str | None = None) -> str | None:
+        """Return the salt of a tenant, or of the group with which it shares a cache."""
+        return self._derive(tenant, group)
+
+    def _make(self, tenant: str, group: str | None) -> str | None:
+        if self._secret is None:
+            return None
+        kind, name = ("tenant", tenant) if group is None else ("group", group)
+        return derive(self._secret, "cache-salt", kind, name)

@@ -8,7 +8,6 @@ import msgspec
 from gateway.auth.keys import KeyRecord, hash_key, make_key, parse_key
 from gateway.auth.secrets import BadSecret, find_secret, read_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND
-from gateway.cli.durations import read_duration_s
 from gateway.cli.operate import (
     CannotOperate,
     Command,
@@ -16,6 +15,7 @@ from gateway.cli.operate import (
     add_place,
     announce,
     find_author,
+    read_duration_s,
     read_settings,
     run_on_store,
 )

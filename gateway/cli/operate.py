@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import getpass
 import os
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -182,3 +183,15 @@ def run_change(name: str, work: Callable[[], Coroutine[None, None, None]]) -> in
         print(f"pdd {name}: Redis (--redis, REDIS_URL or redis_url): {error}", file=sys.stderr)
         return 1
     return 0
+
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_DURATION = re.compile(r"([1-9][0-9]{0,8})([smhd])")
+
+
+def read_duration_s(text: str) -> int:
+    """Return the seconds of a duration, as an argument's type. Raises ArgumentTypeError."""
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration like 90s, 30m, 12h or 7d")
+    return int(match[1]) * UNITS_S[match[2]]

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
-from backends.engines.metrics import read_samples
+from backends.engines.dialect import read_samples
 from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.demo.processes import Child, DemoFailed, pdd
 

@@ -18,8 +18,7 @@ from redis.exceptions import RedisError
 
 from gateway.errors import reason_of
 from gateway.fleet.learning import Learning, News
-from gateway.redis.client import connect
-from gateway.redis.naming import digest
+from gateway.redis.client import connect, digest
 from gateway.tasks import end_task
 from policies.output_length import Lengths
 from policies.types import Alignment

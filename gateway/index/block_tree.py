@@ -8,8 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from gateway.index.links import KeySets
-from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta
+from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta, KeySets
 
 ROOT = -1
 """Stands for the key before the first block of a prompt."""

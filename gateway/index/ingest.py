@@ -9,8 +9,10 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Protocol
 
+from xxhash import xxh3_64_intdigest
 from zmq.asyncio import Context
 
 from backends.kv.events import BadFrame, BlocksCleared, EventBatch, decode_batch
@@ -18,8 +20,49 @@ from backends.kv.subscriber import EventSource, EventSubscriber, Frame, ReplayUn
 from gateway.index.engine_blocks import Change, EventMark
 from gateway.index.mirror import CacheDelta
 from gateway.index.residency import Residency
-from gateway.index.sequence import MessageOrder, Watermark
 from gateway.index.types import CacheSpec
+
+_REMEMBERED = 16_384
+
+
+class MessageOrder(Enum):
+    """What to do with a message."""
+
+    NEXT = "next"
+    DUPLICATE = "duplicate"
+    GAP = "gap"
+    RESTART = "restart"
+
+
+class Watermark:
+    """Where one rank's messages stand; ``mark`` tells the last one that an earlier process took."""
+
+    def __init__(self, mark: EventMark | None = None) -> None:
+        self.last = mark.sequence if mark else -1
+        """The last sequence number that was taken, -1 for none."""
+        self._seen = {mark.sequence: mark.digest} if mark else {}
+
+    def mark(self) -> EventMark | None:
+        """Return the last message that was taken."""
+        return EventMark(self.last, self._seen[self.last]) if self.last >= 0 else None
+
+    def judge(self, sequence: int, payload: bytes) -> MessageOrder:
+        """Place a message; this changes nothing."""
+        if sequence == self.last + 1:
+            return MessageOrder.NEXT
+        if sequence > self.last:
+            return MessageOrder.GAP
+        if self._seen.get(sequence) == xxh3_64_intdigest(payload):
+            return MessageOrder.DUPLICATE
+        return MessageOrder.RESTART
+
+    def take(self, sequence: int, payload: bytes) -> None:
+        """Record that a message was applied: the next one expected follows it."""
+        self.last = sequence
+        self._seen[sequence] = xxh3_64_intdigest(payload)
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+
 
 _BURST_S = 0.005
 

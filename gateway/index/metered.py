@@ -7,8 +7,7 @@ from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.index.counters import COUNTERS
-from gateway.index.types import CacheHit, CacheSpec, IndexStats, PrefixIndex
+from gateway.index.types import COUNTERS, CacheHit, CacheSpec, IndexStats, PrefixIndex
 
 _LOOKUP_SECONDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05)
 

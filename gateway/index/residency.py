@@ -20,8 +20,7 @@ from gateway.index.engine_blocks import (
     unpack_block,
     unpack_hash,
 )
-from gateway.index.links import KeySets
-from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta
+from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta, KeySets
 
 _PART_BLOCKS = 4096
 _DEVICE_BIT = 1

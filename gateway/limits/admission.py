@@ -6,9 +6,8 @@ Whoever enters leaves again, whatever happens; leaving never waits, so no cancel
 import math
 from dataclasses import dataclass, field
 
-from gateway.errors import GatewayError, Headers
-from gateway.limits.buckets import Left, RateLimitStatus, Rates
-from gateway.limits.leases import Lease, LimitReached, RequestTooLarge
+from gateway.errors import GatewayError, RawHeaders
+from gateway.limits.buckets import Lease, Left, LimitReached, RateLimitStatus, Rates, RequestTooLarge
 from gateway.limits.queues import AdmissionQueues, Overloaded
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter, Use
@@ -34,7 +33,7 @@ class Admission:
     answers: int
     lease: Lease
     gate: "AdmissionControl"
-    headers: Headers = field(default_factory=list)
+    headers: RawHeaders = field(default_factory=list)
     has_left: bool = False
 
     def leave(self, use: Use, charged_tokens: int) -> None:
@@ -106,16 +105,16 @@ class AdmissionControl:
         )
 
 
-def spell_standing(standing: RateLimitStatus) -> Headers:
+def spell_standing(standing: RateLimitStatus) -> RawHeaders:
     """Return the headers that OpenAI's clients read."""
-    headers: Headers = []
+    headers: RawHeaders = []
     for name, left in (("requests", standing.requests), ("tokens", standing.tokens)):
         if left is not None:
             headers += _spell_left(name, left)
     return headers
 
 
-def _spell_left(name: str, left: Left) -> Headers:
+def _spell_left(name: str, left: Left) -> RawHeaders:
     values = {"limit": str(left.limit), "remaining": str(left.remaining), "reset": spell_duration(left.reset_s)}
     return [(f"x-ratelimit-{what}-{name}".encode(), value.encode()) for what, value in values.items()]
 

@@ -1,7 +1,12 @@
-"""The arithmetic of a tenant's limits: token buckets, and what is left of them. No I/O and no clock."""
+"""The arithmetic of a tenant's limits: token buckets, what is left of them, and the lease of a request that was let in.
 
-from dataclasses import dataclass
+No I/O and no clock.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Literal
+from uuid import uuid4
 
 LimitKind = Literal["requests", "tokens", "concurrent"]
 MINUTE_S = 60.0
@@ -125,3 +130,40 @@ def _refilled(bucket: TokenBucket | None, limit: int | None, now_s: float) -> To
     bucket = bucket or TokenBucket(limit, now_s)
     bucket.refill(limit, now_s)
     return bucket
+
+
+class LimitReached(Exception):
+    """A tenant has used what it may; ``refused_by`` says of what."""
+
+    def __init__(self, verdict: RateVerdict, refused_by: LimitKind) -> None:
+        super().__init__(refused_by)
+        self.refused_by = refused_by
+        self.retry_after_s = verdict.retry_after_s
+        self.standing = verdict.standing
+
+
+class RequestTooLarge(Exception):
+    """The prompt alone has more tokens than a minute's; waiting does not help."""
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """Leave to run one answer. Whatever becomes of the answer, ``settle`` must be called.
+
+    ``in_redis``: Redis may hold its slot. ``charged_in_redis``: its tokens were taken there, not from this process's
+    own count.
+    """
+
+    tenant: str
+    reserved_tokens: int
+    standing: RateLimitStatus = field(default_factory=RateLimitStatus)
+    charged_in_redis: bool = False
+    in_redis: bool = False
+    end: Callable[["Lease", int], None] | None = None
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+    def settle(self, tokens: int) -> None:
+        """Free the slot and charge ``tokens``, what the answer did cost. Only the first call counts; it never waits."""
+        if self.end is not None:
+            end, self.end = self.end, None
+            end(self, tokens)

@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.limits.buckets import Meter, Rates
-from gateway.limits.leases import Lease, LimitReached, RequestTooLarge
+from gateway.limits.buckets import Lease, LimitReached, Meter, Rates, RequestTooLarge
 from gateway.limits.shared import SharedLimits
 
 

@@ -16,11 +16,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from gateway.errors import reason_of
-from gateway.limits.buckets import Left, LimitKind, RateLimitStatus, Rates, RateVerdict
-from gateway.limits.leases import Lease
-from gateway.redis.client import connect
+from gateway.limits.buckets import Lease, Left, LimitKind, RateLimitStatus, Rates, RateVerdict
+from gateway.redis.client import connect, digest
 from gateway.redis.limit_scripts import ADMIT, RENEW, SETTLE
-from gateway.redis.naming import digest
 from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)

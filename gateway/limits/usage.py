@@ -16,8 +16,7 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
-from gateway.redis.client import connect
-from gateway.redis.naming import digest
+from gateway.redis.client import connect, digest
 from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)

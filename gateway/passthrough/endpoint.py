@@ -21,8 +21,7 @@ from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from gateway.limits.admission import Admission, AdmissionControl
 from gateway.limits.usage import Use
-from gateway.passthrough.forward import PassedRequest, pass_on
-from gateway.passthrough.headers import pick_request_headers
+from gateway.passthrough.forward import PassedRequest, pass_on, pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers

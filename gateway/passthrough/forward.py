@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import orjson
+from starlette.datastructures import Headers
 
 from backends.engines.http_engine import MAX_REFUSAL_BYTES, retry_after_s
 from backends.errors import BackendError, EngineBroken, EngineTimeout, EngineUnavailable
 from backends.transport.client import Response
 from backends.transport.sse import EventTooLarge, SseParser
 from gateway.api.outside import AnswerBroken
-from gateway.errors import GatewayError, Headers, encode_error
+from gateway.errors import GatewayError, RawHeaders, encode_error
 from gateway.http.client import Client
-from gateway.passthrough.headers import pick_answer_headers
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import PassthroughServer, Servers
 
@@ -54,7 +54,7 @@ class ServerRefused(Exception):
 
 
 async def pass_on(
-    request: PassedRequest, servers: Servers, client: Client, record: PassRecord, standing: Headers
+    request: PassedRequest, servers: Servers, client: Client, record: PassRecord, standing: RawHeaders
 ) -> None:
     """Pass a request on and relay the answer. ``standing``: headers of the gateway's own that go out with it.
 
@@ -155,7 +155,7 @@ def find_error_event(piece: bytes) -> ServerRefused | None:
 
 
 async def _relay(
-    response: Response, first: bytes, lines: Headers, server: PassthroughServer, client: Client, record: PassRecord
+    response: Response, first: bytes, lines: RawHeaders, server: PassthroughServer, client: Client, record: PassRecord
 ) -> None:
     headers = [*lines, *pick_answer_headers(response.headers)]
     record.first_byte()
@@ -209,14 +209,29 @@ def _is_stream(response: Response) -> bool:
     return response.headers.get(b"content-type", b"").lower().startswith(b"text/event-stream")
 
 
-def _refusal_headers(error: GatewayError) -> Headers:
+def _refusal_headers(error: GatewayError) -> RawHeaders:
     lines = [(b"content-type", b"application/json")]
     if error.retry_after_s is not None:
         lines.append((b"retry-after", b"%d" % max(1, round(error.retry_after_s))))
     return lines
 
 
-async def _send_whole(client: Client, status: int, body: bytes, headers: Headers) -> None:
+async def _send_whole(client: Client, status: int, body: bytes, headers: RawHeaders) -> None:
     lines = [*headers, (b"content-length", b"%d" % len(body))]
     await client.send({"type": "http.response.start", "status": status, "headers": lines})
     await client.send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+REQUEST_HEADERS = ("accept", "anthropic-beta", "anthropic-version", "openai-beta", "traceparent", "tracestate")
+ANSWER_HEADERS = (b"cache-control", b"content-disposition", b"content-encoding", b"content-type", b"retry-after")
+
+
+def pick_request_headers(headers: Headers, content_type: str, request_id: str) -> dict[str, str]:
+    """Return what a server is sent beside its own key; framing follows from the body as it is written anew."""
+    picked = {name: headers[name] for name in REQUEST_HEADERS if name in headers}
+    return picked | {"content-type": content_type, "x-request-id": request_id}
+
+
+def pick_answer_headers(headers: Mapping[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Return what a client is sent of a server's headers, which have lower-case names."""
+    return [(name, headers[name]) for name in ANSWER_HEADERS if name in headers]

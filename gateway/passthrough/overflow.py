@@ -11,11 +11,11 @@ from backends.engines.external import ExternalChunk, ExternalModel, ExternalUsag
 from backends.errors import BackendError, EngineRejected, EngineTimeout, EngineUnavailable
 from gateway.api.outside import Outside
 from gateway.api.prepare import PreparedRequest
-from gateway.errors import GatewayError, Headers, encode_error
+from gateway.errors import GatewayError, RawHeaders, encode_error
 from gateway.fleet.pools import Pools
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
-from gateway.passthrough.spending import Spending
+from gateway.passthrough.record import Spending
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.overflow import choose_overflow
@@ -48,7 +48,7 @@ class OverflowService:
         job: PreparedRequest,
         value: JsonObject,
         client: Client,
-        headers: Headers,
+        headers: RawHeaders,
         note: Callable[[ExternalUsage], None],
     ) -> None:
         """Answer from outside. Raises GatewayError while nothing was sent."""
@@ -56,7 +56,7 @@ class OverflowService:
         timeline = self.timelines.open(job.id, job.model.name)
         spending = Spending(timeline, self.metrics, outside)
         chunks = self.provider.chat(self.models[outside.model], value, stream=job.stream)
-        lines: Headers = [
+        lines: RawHeaders = [
             (b"x-request-id", job.id.encode()),
             (b"x-pdd-plan", b"external"),
             (b"x-pdd-reason", outside.reason.encode()),
@@ -94,7 +94,7 @@ async def _write_stream(
     chunks: AsyncGenerator[ExternalChunk, None],
     job: PreparedRequest,
     client: Client,
-    headers: Headers,
+    headers: RawHeaders,
     spending: "Spending",
 ) -> None:
     first = await anext(chunks, None)
@@ -129,7 +129,7 @@ async def _write_whole(
     chunks: AsyncGenerator[ExternalChunk, None],
     job: PreparedRequest,
     client: Client,
-    headers: Headers,
+    headers: RawHeaders,
     spending: "Spending",
 ) -> None:
     choices: list[Mapping[str, Any]] = []

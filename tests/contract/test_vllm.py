@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from backends.engines.refusals import refusal
+from backends.engines.dialect import refusal
 from backends.engines.vllm import VllmEngine
 from backends.engines.vllm_completions import CompletionDecoder, parse_chunk
 from backends.errors import EngineRejected, IdsMissing

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from backends.engines.metrics import read_samples
+from backends.engines.dialect import read_samples
 from backends.engines.reference.demo_model import MODEL_DIR
 from backends.engines.reference.demo_model.prompts import long_prompt
 from backends.transport.serving import bind, serve

@@ -5,8 +5,7 @@ import random
 
 from hypothesis import given, settings
 
-from policies.explain import explain_decision, explain_plan
-from policies.reasons import REASONS
+from policies.explain import REASONS, explain_decision, explain_plan
 from policies.route import choose_plan
 from policies.rules import Rules
 from policies.types import Direct, Facts, Hit, NoInstance, Snapshot

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import policies
 from policies.eligibility import REFUSABLE, UNSPLITTABLE
-from policies.reasons import REASONS
+from policies.explain import REASONS
 
 SOURCES = Path(policies.__file__).parent
 

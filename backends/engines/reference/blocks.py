@@ -1,20 +1,45 @@
-"""The block pool: who owns which KV block, which blocks hold a cached prefix, and which one is evicted next.
-
-No tensors here: a block is an index. Each block is in exactly one state:
-
-  free      holds nothing
-  held      ``references`` > 0: sequences (or a running store) use it; it may be cached as well
-  idle      cached, no references: found by ``find_prefix``, evicted in LRU order when blocks run out
-
-Every change of what is cached is recorded as an event; ``take_events`` drains them in order.
+"""The block pool: who owns which KV block, which blocks hold a cached prefix by their chained hashes, and which one is
+evicted next.
 """
 
+import hashlib
+from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import NewType
 
-from backends.engines.reference.hashing import BlockHash
+BlockHash = NewType("BlockHash", bytes)
+
+
+HASH_BYTES = 16
+
+
+def root_hash(cache_salt: str | None) -> BlockHash:
+    """Parent of a sequence's first block."""
+    return BlockHash(hashlib.blake2b((cache_salt or "").encode(), digest_size=HASH_BYTES).digest())
+
+
+def chain_hashes(parent: BlockHash, token_ids: Sequence[int], block_tokens: int) -> Iterator[BlockHash]:
+    """Hashes of the full blocks of ``token_ids``, the first after ``parent`` and each after the one before."""
+    ids = memoryview(array("q", token_ids)).cast("B")
+    step = block_tokens * 8
+    for start in range(0, len(ids) - step + 1, step):
+        digest = hashlib.blake2b(parent, digest_size=HASH_BYTES)
+        digest.update(ids[start : start + step])
+        parent = BlockHash(digest.digest())
+        yield parent
+
+
+def external_hash(value: BlockHash) -> int:
+    """The unsigned 64-bit form that KV events carry."""
+    return int.from_bytes(value[:8], "big")
+
+
+def store_salt(cache_salt: str) -> str:
+    """How a cache salt is spelt in the keys of the KV store: the salt itself stays out of Redis."""
+    return hashlib.sha256(cache_salt.encode()).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)

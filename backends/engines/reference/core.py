@@ -15,12 +15,13 @@ from typing import Literal, Protocol, TypeVar
 from backends.engines.reference.blocks import BlockPool
 from backends.engines.reference.events import EventPublisher
 from backends.engines.reference.generation import Generation, Output, find_finish
+from backends.engines.reference.kv_store import Store, Writeback
 from backends.engines.reference.metrics import EngineMetrics
-from backends.engines.reference.sampler import Sampled
+from backends.engines.reference.model import ModelRunner
+from backends.engines.reference.sampler import Sampled, Sampler
 from backends.engines.reference.scheduler import KvFetch, Scheduler, Work
 from backends.engines.reference.sequence import Params, SequencePhase
 from backends.engines.reference.sequence import Sequence as TokenSequence
-from backends.engines.reference.writeback import Store, Writeback
 
 logger = logging.getLogger(__name__)
 
@@ -278,3 +279,16 @@ class ReferenceEngine:
 def _log_death(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.critical("the engine's loop has stopped", exc_info=error)
+
+
+class Stepper:
+    """What the engine's model thread calls."""
+
+    def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
+        self._runner = runner
+        self._sampler = sampler
+
+    def step(self, work: Sequence[Work]) -> list[Sampled]:
+        """Compute the KV of all tokens of ``work``; one token for each item that samples, in order."""
+        logits = self._runner.forward(work)
+        return self._sampler.sample(logits, [item.sequence for item in work if item.samples])

@@ -18,8 +18,7 @@ from zmq.asyncio import Context as AsyncContext
 from zmq.constants import SocketOption, SocketType
 from zmq.sugar.context import Context
 
-from backends.engines.reference.blocks import Cleared, PoolEvent, Removed, Stored
-from backends.engines.reference.hashing import external_hash
+from backends.engines.reference.blocks import Cleared, PoolEvent, Removed, Stored, external_hash
 
 MEDIUM = "GPU"
 """What vLLM calls the engine's own block pool, whatever the device."""

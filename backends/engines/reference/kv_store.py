@@ -1,14 +1,11 @@
-"""The engine's KV store, through LMCache: which chunks of a prompt a region's store holds, bring them, put them there.
-
-All methods block and belong on threads of their own: ``fetch`` on one, ``present`` and ``store`` on another. None of
-them waits longer than a few times ``timeout_s``; after a failure the store is left alone for ``RETRY_AFTER_S``.
-"""
+"""The engine's KV store, through LMCache: find the chunks of a prompt, bring them, put them there."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from lmcache.v1.cache_engine import LMCacheEngine, LMCacheEngineBuilder
@@ -17,10 +14,9 @@ from lmcache.v1.gpu_connector.gpu_connectors import GPUConnectorInterface
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.metadata import LMCacheMetadata
 
-from backends.engines.reference.hashing import store_salt
+from backends.engines.reference.blocks import store_salt
 from backends.engines.reference.model import ModelRunner
 from backends.engines.reference.store_connector import PLUGIN, StoreConnector, connector_settings
-from backends.engines.reference.writeback import StoreFailed
 
 RETRY_AFTER_S = 5.0
 SLICE_BYTES = 4 << 20
@@ -241,3 +237,54 @@ def _suffix_mask(tokens: int, first: int) -> torch.Tensor:
     mask = torch.ones(tokens, dtype=torch.bool)
     mask[:first] = False
     return mask
+
+
+logger = logging.getLogger(__name__)
+
+
+class StoreFailed(Exception):
+    """KV could not be put into the store."""
+
+
+class Store(Protocol):
+    """What the engine asks of a KV store. All methods block, for a bounded time."""
+
+    @property
+    def chunk_tokens(self) -> int:
+        """KV is stored in chunks of this many tokens."""
+        ...
+
+    def present(self, tokens: Sequence[int], cache_salt: str | None) -> int:
+        """How many tokens of the prefix the store holds, in full chunks; 0 when it cannot be asked."""
+        ...
+
+    def store(self, tokens: Sequence[int], cache_salt: str | None, start: int, blocks: Sequence[int]) -> None:
+        """Put the full chunks of ``tokens`` from ``start`` on into the store. Raises StoreFailed."""
+        ...
+
+
+class Writeback:
+    """One sequence's writes. Made anywhere, ``put`` runs on the store's thread."""
+
+    def __init__(self, store: Store, prompt: Sequence[int], cache_salt: str | None) -> None:
+        self._store = store
+        self._prompt = list(prompt)
+        self._cache_salt = cache_salt
+        self._stored_tokens: int | None = None
+
+    def put(self, tokens: Sequence[int], blocks: Sequence[int]) -> bool:
+        """Make sure that the store has the full chunks of ``tokens``; False when it cannot."""
+        end = len(tokens) // self._store.chunk_tokens * self._store.chunk_tokens
+        if end == 0:
+            return True
+        if self._stored_tokens is None:
+            self._stored_tokens = self._store.present(self._prompt, self._cache_salt)
+        if end <= self._stored_tokens:
+            return True
+        try:
+            self._store.store(tokens[:end], self._cache_salt, self._stored_tokens, blocks)
+        except StoreFailed as error:
+            logger.warning("storing KV failed: %s", error)
+            return False
+        self._stored_tokens = end
+        return True

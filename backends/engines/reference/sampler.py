@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from backends.engines.logprobs import LOWEST_LOGPROB
+from backends.engines.dialect import LOWEST_LOGPROB
 from backends.engines.reference.sequence import Params, Sequence
 
 

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from backends.engines.reference.hashing import BlockHash, chain_hashes, root_hash
+from backends.engines.reference.blocks import BlockHash, chain_hashes, root_hash
 
 
 class SequencePhase(enum.Enum):

@@ -15,7 +15,7 @@ import transformers
 import uvloop
 
 from backends.engines.reference.blocks import BlockPool
-from backends.engines.reference.core import ReferenceEngine
+from backends.engines.reference.core import ReferenceEngine, Stepper
 from backends.engines.reference.events import EventPublisher, EventSettings
 from backends.engines.reference.kv_store import KvStore
 from backends.engines.reference.metrics import EngineMetrics
@@ -26,7 +26,6 @@ from backends.engines.reference.sequence import Params
 from backends.engines.reference.sequence import Sequence as TokenSequence
 from backends.engines.reference.server import EngineServer, Served
 from backends.engines.reference.settings import ReferenceSettings
-from backends.engines.reference.stepper import Stepper
 from backends.engines.reference.text import Text
 from backends.transport.lifetime import die_with_parent
 from backends.transport.serving import CannotListen, bind

@@ -8,7 +8,7 @@ import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.kv.bridge.keys import DIALECTS
-from backends.kv.bridge.wire import DialectName, TransferLine, TransferOrder
+from backends.kv.bridge.types import DialectName, TransferLine, TransferOrder
 from backends.transport.client import HttpOrigin, Response
 from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
 

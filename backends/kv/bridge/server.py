@@ -18,8 +18,7 @@ from backends.kv.bridge.keys import DIALECTS, KeyRequest, KeysRefused
 from backends.kv.bridge.metrics import BridgeMetrics
 from backends.kv.bridge.mover import Mover, TooManyTransfers, TransferExists
 from backends.kv.bridge.transfer import BridgeTransfer
-from backends.kv.bridge.types import ChunkId
-from backends.kv.bridge.wire import MAX_BODY_BYTES, TransferItem, TransferLine, TransferOrder
+from backends.kv.bridge.types import MAX_BODY_BYTES, ChunkId, TransferItem, TransferLine, TransferOrder
 from backends.types import LinkState
 
 _OPEN_TRANSFER = msgspec.json.Decoder(TransferOrder)

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.engines.logprobs import LOWEST_LOGPROB, likeliest
+from backends.engines.dialect import LOWEST_LOGPROB, likeliest
 
 ENTRIES = st.lists(st.tuples(st.integers(0, 99), st.none() | st.floats()))
 

@@ -1,6 +1,6 @@
 """Reading single values out of Prometheus text."""
 
-from backends.engines.metrics import find_label, read_samples
+from backends.engines.dialect import find_label, read_samples
 
 TEXT = """
 # HELP vllm:running of vllm:running 3

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backends.engines.tally import IdTally
+from backends.engines.dialect import IdTally
 from backends.errors import EngineBroken, IdsMissing
 
 

@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from gateway.api.exchange import Access
 from gateway.auth.identify import Identify, identify_anyone
-from gateway.auth.salts import Salts
+from gateway.auth.secrets import Salts
 from gateway.limits.admission import AdmissionControl
 from gateway.limits.queues import AdmissionQueues
 from gateway.limits.rate_limiter import RateLimiter

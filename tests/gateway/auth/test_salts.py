@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.auth.salts import Salts
-from gateway.auth.secrets import BadSecret, derive, read_secret
+from gateway.auth.secrets import BadSecret, Salts, derive, read_secret
 
 SECRET = b"0123456789abcdef"
 PARTS = st.lists(st.text(max_size=6), min_size=1, max_size=4)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from backends.kv.subscriber import EventSource
-from gateway.auth.salts import Salts
+from gateway.auth.secrets import Salts
 from gateway.cli.explain import describe, explain
 from gateway.cli.observe import CannotInspect
 from gateway.errors import GatewayError

@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from backends.errors import EngineUnavailable
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUsage
-from gateway.fleet.canaries import CanaryWatch, NoWay, Pair, sort_out
-from gateway.fleet.canary import LEAST_PROMPT_TOKENS, CanaryPath
+from gateway.fleet.canaries import LEAST_PROMPT_TOKENS, CanaryPath, CanaryWatch, NoWay, Pair, sort_out
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel, load_model

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
-from gateway.http.body import parse_object
-from gateway.http.json_bounds import MOST_ENTRIES, MOST_VALUES, Structure, count_structure
+from gateway.http.body import MOST_ENTRIES, MOST_VALUES, Structure, count_structure, parse_object
 
 TEXTS = st.text('ab"\\,:[]{}\n\u00e9', max_size=12)
 JSON = st.recursive(

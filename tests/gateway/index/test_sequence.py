@@ -1,7 +1,7 @@
 """Order of messages."""
 
 from gateway.index.engine_blocks import EventMark
-from gateway.index.sequence import MessageOrder, Watermark
+from gateway.index.ingest import MessageOrder, Watermark
 
 
 def test_messages_are_placed() -> None:

@@ -12,8 +12,7 @@ import pytest
 import redis.asyncio
 
 from backends.transport.valkey import EmbeddedValkey
-from gateway.limits.buckets import Left, RateLimitStatus, Rates
-from gateway.limits.leases import Lease, LimitReached, RequestTooLarge
+from gateway.limits.buckets import Lease, Left, LimitReached, RateLimitStatus, Rates, RequestTooLarge
 from gateway.limits.rate_limiter import RateLimiter
 from tests.fakes.gates import Watch
 from tests.gateway.fleet.seams import Clock

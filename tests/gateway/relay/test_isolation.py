@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gateway.auth.salts import Salts
+from gateway.auth.secrets import Salts
 from gateway.fleet.models import store_id
 from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec

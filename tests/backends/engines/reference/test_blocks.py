@@ -2,8 +2,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backends.engines.reference.blocks import BlockPool, Cleared, PoolEvent, Removed, Stored
-from backends.engines.reference.hashing import BlockHash, chain_hashes, root_hash
+from backends.engines.reference.blocks import (
+    BlockHash,
+    BlockPool,
+    Cleared,
+    PoolEvent,
+    Removed,
+    Stored,
+    chain_hashes,
+    root_hash,
+)
 
 ROOT = root_hash(None)
 

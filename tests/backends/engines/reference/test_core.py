@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from backends.engines.reference.core import EngineRole
-from backends.engines.reference.writeback import StoreFailed
+from backends.engines.reference.kv_store import StoreFailed
 from tests.backends.engines.reference.rig import MemoryStore, ScriptedModel, run_engine
 from tests.backends.engines.reference.test_server import get, ids, post, read_events, stream
 

@@ -6,9 +6,8 @@ import pytest
 from zmq.asyncio import Context
 from zmq.constants import SocketType
 
-from backends.engines.reference.blocks import Cleared, PoolEvent, Removed, Stored
+from backends.engines.reference.blocks import BlockHash, Cleared, PoolEvent, Removed, Stored, external_hash
 from backends.engines.reference.events import EventPublisher, EventSettings, to_wire
-from backends.engines.reference.hashing import BlockHash, external_hash
 
 A, B, C = (BlockHash(bytes([value]) * 16) for value in (1, 2, 3))
 EVENTS: list[PoolEvent] = [

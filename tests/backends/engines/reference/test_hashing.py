@@ -1,4 +1,4 @@
-from backends.engines.reference.hashing import BlockHash, chain_hashes, external_hash, root_hash, store_salt
+from backends.engines.reference.blocks import BlockHash, chain_hashes, external_hash, root_hash, store_salt
 
 
 def block_hash(parent: BlockHash, token_ids: list[int]) -> BlockHash:

@@ -14,10 +14,9 @@ from lmcache.utils import CacheEngineKey
 from lmcache.v1.cache_engine import LMCacheEngineBuilder
 from lmcache.v1.storage_backend.connector.redis_connector import RedisConnector
 
-from backends.engines.reference.hashing import store_salt
-from backends.engines.reference.kv_store import RETRY_AFTER_S, KvStore
+from backends.engines.reference.blocks import store_salt
+from backends.engines.reference.kv_store import RETRY_AFTER_S, KvStore, StoreFailed
 from backends.engines.reference.model import ModelRunner, read_shape
-from backends.engines.reference.writeback import StoreFailed
 from tests.valkey import run_valkey
 
 # LMCache makes loggers whenever it imports another of its modules.

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from backends.engines.logprobs import LOWEST_LOGPROB
+from backends.engines.dialect import LOWEST_LOGPROB
 from backends.engines.reference.sampler import Sampler
 from backends.engines.reference.sequence import Params, Sequence
 
