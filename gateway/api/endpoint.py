@@ -1,7 +1,7 @@
 """The generating endpoints as bare ASGI callables: body in, prepared request, answers merged, bytes out."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,13 +17,13 @@ from gateway.api.formats import AnswerFormat
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
-from gateway.api.respond import StreamWriter, write_stream, write_whole
+from gateway.api.respond import StreamWriter, merge, write_stream, write_whole
 from gateway.errors import GatewayError
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from gateway.limits.admission import Admission
 from gateway.limits.usage import Use
-from gateway.relay.types import Answer, AnswerEvent, Generator
+from gateway.relay.types import Answer, Generator
 from policies.rules import Rules
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[PreparedRequest]]
@@ -181,49 +181,3 @@ class GenerationEndpoint:
 def spell_plan(answer: Answer) -> errors.RawHeaders:
     """Return the headers that tell how an answer is made."""
     return [(b"x-pdd-plan", answer.plan_name.encode()), (b"x-pdd-reason", answer.plan_reason.encode())]
-
-
-QUEUED_EVENTS = 4
-
-Numbered = tuple[int, AnswerEvent]
-
-
-def merge(answers: Sequence[Answer]) -> AsyncGenerator[Numbered, None]:
-    """Yield (choice, event), in order for each choice, until all ended. Raises the first GatewayError."""
-    return follow(answers[0]) if len(answers) == 1 else interleave(answers)
-
-
-async def follow(answer: Answer) -> AsyncGenerator[Numbered, None]:
-    """Yield a single answer's events."""
-    async for event in answer:
-        yield 0, event
-
-
-async def interleave(answers: Sequence[Answer]) -> AsyncGenerator[Numbered, None]:
-    """Yield several answers' events as they come; no answer runs far ahead of a client that reads slowly."""
-    queue: asyncio.Queue[Numbered | int] = asyncio.Queue()
-    room = [asyncio.Semaphore(QUEUED_EVENTS) for _ in answers]
-
-    async def pump(index: int) -> None:
-        async for event in answers[index]:
-            await room[index].acquire()
-            queue.put_nowait((index, event))
-
-    pumps = [asyncio.create_task(pump(index)) for index in range(len(answers))]
-    places = {task: index for index, task in enumerate(pumps)}
-    for task in pumps:
-        task.add_done_callback(lambda ended: queue.put_nowait(places[ended]))
-    try:
-        running = len(pumps)
-        while running:
-            entry = await queue.get()
-            if isinstance(entry, int):
-                running -= 1
-                await pumps[entry]
-            else:
-                room[entry[0]].release()
-                yield entry
-    finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)

@@ -4,13 +4,13 @@ The status line waits for the first event: what fails before it is a JSON error 
 is an SSE error event without [DONE]. Each event is one write.
 """
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
 from gateway.api.choice import Choice, count_cached
-from gateway.api.endpoint import Numbered
 from gateway.api.formats import AnswerFormat, Gathered
 from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
@@ -24,7 +24,11 @@ from gateway.api.wire import (
 )
 from gateway.errors import GatewayError, RawHeaders, encode_error
 from gateway.http.client import Client
-from gateway.relay.types import Finish, KeepAlive, Tokens
+from gateway.relay.types import Answer, AnswerEvent, Finish, KeepAlive, Tokens
+
+QUEUED_EVENTS = 4
+Numbered = tuple[int, AnswerEvent]
+
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -181,3 +185,44 @@ def gather(gathered: Gathered, choice: Choice, event: Tokens) -> None:
         last.tokens = (last.tokens or 0) + len(addition.ids)
     else:
         gathered.origins.append(TokenOrigin(event.role, event.instance, event.position, len(addition.ids)))
+
+
+def merge(answers: Sequence[Answer]) -> AsyncGenerator[Numbered, None]:
+    """Yield (choice, event), in order for each choice, until all ended. Raises the first GatewayError."""
+    return follow(answers[0]) if len(answers) == 1 else interleave(answers)
+
+
+async def follow(answer: Answer) -> AsyncGenerator[Numbered, None]:
+    """Yield a single answer's events."""
+    async for event in answer:
+        yield 0, event
+
+
+async def interleave(answers: Sequence[Answer]) -> AsyncGenerator[Numbered, None]:
+    """Yield several answers' events as they come; no answer runs far ahead of a client that reads slowly."""
+    queue: asyncio.Queue[Numbered | int] = asyncio.Queue()
+    room = [asyncio.Semaphore(QUEUED_EVENTS) for _ in answers]
+
+    async def pump(index: int) -> None:
+        async for event in answers[index]:
+            await room[index].acquire()
+            queue.put_nowait((index, event))
+
+    pumps = [asyncio.create_task(pump(index)) for index in range(len(answers))]
+    places = {task: index for index, task in enumerate(pumps)}
+    for task in pumps:
+        task.add_done_callback(lambda ended: queue.put_nowait(places[ended]))
+    try:
+        running = len(pumps)
+        while running:
+            entry = await queue.get()
+            if isinstance(entry, int):
+                running -= 1
+                await pumps[entry]
+            else:
+                room[entry[0]].release()
+                yield entry
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
