@@ -4,7 +4,7 @@ BIN := .venv/bin
 FAST := -m "not slow" -p no:cacheprovider
 COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.sse --cov-branch --cov-report=term-missing
 
-.PHONY: install demo test check fast slow e2e e2e-pipelines e2e-nixl bench clean
+.PHONY: install demo test check fast slow e2e e2e-pipelines e2e-nixl bench trace clean
 
 install: .venv/.installed
 
@@ -49,6 +49,10 @@ e2e-nixl: install .venv-e2e/.installed
 
 bench: install
 	$(BIN)/python -m tests.bench
+
+# What one request and one token call on their way through the gateway; TRACE_JSON=FILE writes the figures.
+trace: install
+	$(BIN)/python -m tests.bench.trace
 
 clean:
 	rm -rf .venv .venv-e2e .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis
