@@ -160,12 +160,12 @@ class Figures:
 
 
 async def watch_idle(walk: Walk) -> Calls:
-    """What the gateway does in a second in which nobody asks."""
+    """What the gateway does in ``IDLE_S`` in which nobody asks."""
     walk.take()
     sys.setprofile(walk.see)
     await asyncio.sleep(IDLE_S)
     sys.setprofile(None)
-    return Counter({name: count / IDLE_S for name, count in walk.take()[0].items()})  # type: ignore[misc]
+    return walk.take()[0]
 
 
 async def ask(stack: Stack, idle: Calls) -> Figures:
@@ -203,11 +203,11 @@ async def ask(stack: Stack, idle: Calls) -> Figures:
     stack.engines["md1"].calls.clear()
     assert seen == TOKENS, seen
     calls, made = max(windows, key=lambda window: window[0].total())
-    token: Calls = Counter({name: count for name, count in calls.items() if count >= WINDOW / 2})
-    for name, count in token.items():
-        total[name] -= count * TOKENS // WINDOW
-    for name, rate in idle.items():
-        total[name] -= math.ceil(rate * (loop.time() - started_s))
+    token: Calls = Counter({place: count for place, count in calls.items() if count >= WINDOW / 2})
+    for place, count in token.items():
+        total[place] -= count * TOKENS // WINDOW
+    for place, times in idle.items():
+        total[place] -= math.ceil(times / IDLE_S * (loop.time() - started_s))
     forms = sorted(kind.__name__ for kind, objects in made.items() if len(objects) >= WINDOW)
     return Figures(token, forms, +total)
 
