@@ -35,7 +35,7 @@ from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
 from gateway.relay.align import Aligner
-from gateway.relay.router import RelayService
+from gateway.relay.router import Router
 from gateway.status import Status
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
@@ -110,7 +110,7 @@ class Gateway:
         self.tenancy = Tenancy(
             settings, redis_url, self.live, self.metrics, self.rulebook.of, self._count_processes, self._count_places
         )
-        self.service = RelayService(
+        self.service = Router(
             models=model_facts(settings, self.served),
             pools=self.pools,
             links=self.links,

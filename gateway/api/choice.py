@@ -9,6 +9,7 @@ from gateway.errors import GatewayError
 from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.message import MessageReader, Parts
 from gateway.text.output import OutputText, TextOptions
+from gateway.text.tools import CallDelta
 from gateway.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0
@@ -16,13 +17,19 @@ LEAST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """What one event added to a choice. ``ids`` may be without text and the other way round."""
+    """What some tokens added to a choice. ``ids`` may be without text and the other way round."""
 
-    parts: Parts
+    content: str
     ids: tuple[int, ...]
     offsets: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
-    tokens: Tokens
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a client sees anything of it."""
+        return bool(self.content or self.reasoning or self.calls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +58,25 @@ class Choice:
         self._answer = answer
         self._output = OutputText(vocabulary, options)
         self._reader = reader
+        self._is_stopped = False
 
-    def take(self, event: Tokens) -> Addition | None:
+    def take(self, tokens: Tokens) -> Addition | None:
         """Take the next ids; None once a stop string was found. Raises GatewayError on a gap."""
-        if self._output.stopped is not None:
+        output = self._output
+        if self._is_stopped:
             return None
-        if event.position != self._output.tokens:
+        if tokens.position != output.tokens:
             raise GatewayError(500, "The answer's tokens came out of order.", code="internal_error")
-        piece = self._output.push(event.ids)
-        self.completion_tokens = self._output.tokens
+        piece = output.push(tokens.ids)
+        self.completion_tokens = output.tokens
         if piece.stopped:
-            self._answer.stop_at(self._output.tokens)
-        logprobs = None if event.logprobs is None else tuple(map(clamp, event.logprobs[: len(piece.ids)]))
-        parts = Parts(piece.text) if self._reader is None else self._reader.push(piece.text)
-        return Addition(parts, piece.ids, piece.offsets, logprobs, event)
+            self._is_stopped = True
+            self._answer.stop_at(output.tokens)
+        logprobs = None if tokens.logprobs is None else tuple(map(clamp, tokens.logprobs[: len(piece.ids)]))
+        if self._reader is None:
+            return Addition(piece.text, piece.ids, piece.offsets, logprobs)
+        parts = self._reader.push(piece.text)
+        return Addition(parts.content, piece.ids, piece.offsets, logprobs, parts.reasoning, parts.calls)
 
     def end(self, finish: Finish) -> Ending:
         """Take the end."""

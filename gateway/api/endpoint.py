@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,7 +16,7 @@ from gateway.api.formats import AnswerFormat
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
-from gateway.api.respond import StreamWriter, merge, write_stream, write_whole
+from gateway.api.respond import StreamWriter, write_stream, write_whole
 from gateway.errors import GatewayError
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
@@ -164,11 +163,10 @@ class GenerationEndpoint:
             *(spell_plan(run.answers[0]) if job.debug else ()),
             *entry_headers,
         ]
-        async with aclosing(merge(run.answers)) as events:
-            if job.stream:
-                await write_stream(client, events, StreamWriter(job, self._form, run.choices), headers)
-            else:
-                await write_whole(client, events, job, self._form, run.choices, headers)
+        if job.stream:
+            await write_stream(client, run.answers, StreamWriter(job, self._form, run.choices), headers)
+        else:
+            await write_whole(client, run.answers, job, self._form, run.choices, headers)
 
     def _start(self, job: PreparedRequest, run: RunningRequest) -> None:
         for index, request in enumerate(job.requests):

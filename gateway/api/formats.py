@@ -31,7 +31,7 @@ from gateway.text.vocabulary import Vocabulary
 class Gathered:
     """All that was added to one choice of an answer that is not streamed."""
 
-    parts: list[Parts] = field(default_factory=list)
+    parts: list[Addition] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -79,7 +79,7 @@ class ChatFormat:
 
     def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
         """Return the text as content."""
-        choice = ChatChunkChoice(index, spell_delta(addition.parts))
+        choice = ChatChunkChoice(index, spell_delta(addition))
         if job.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_chat(addition.logprobs, job.logprobs, job.model.vocabulary)
         if job.return_token_ids:
@@ -119,7 +119,7 @@ class CompletionFormat:
 
     def add(self, job: PreparedRequest, index: int, addition: Addition) -> CompletionChoice:
         """Return the text."""
-        choice = CompletionChoice(index, addition.parts.content)
+        choice = CompletionChoice(index, addition.content)
         if job.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_completion(addition.logprobs, addition.offsets, job.logprobs, job.model.vocabulary)
         if job.return_token_ids:
@@ -146,7 +146,7 @@ class CompletionFormat:
         return choice
 
 
-def spell_delta(parts: Parts) -> ChatDelta:
+def spell_delta(parts: Parts | Addition) -> ChatDelta:
     """Return the parts as a chunk's delta."""
     delta = ChatDelta()
     if parts.content:
@@ -168,7 +168,8 @@ def gather_message(gathered: Gathered, ending: Ending) -> ChatMessage:
     content = gathered.content(ending)
     calls: list[ToolCall] = []
     reasoning = ""
-    for part in (*gathered.parts, ending.parts):
+    parts: tuple[Parts | Addition, ...] = (*gathered.parts, ending.parts)
+    for part in parts:
         reasoning += part.reasoning
         for call in part.calls:
             if call.id is not None and call.name is not None:

@@ -9,6 +9,10 @@ from typing import Self
 from starlette.types import Message, Receive, Send
 
 from gateway.http.body import ClientDisconnected, ClientStalled
+from gateway.tasks import end_task
+
+MOST_WAITING_BYTES = 64 << 10
+"""A stream with more than this on its hands takes no more from engines until the client has read."""
 
 
 class ShuttingDown(Exception):
@@ -32,7 +36,7 @@ class Client:
         self._send = send
         self._write_timeout_s = write_timeout_s
         self._sending_since: float | None = None
-        self._loss: ClientDisconnected | ShuttingDown | None = None
+        self._loss: BaseException | None = None
 
     async def __aenter__(self) -> Self:
         task = asyncio.current_task()
@@ -61,7 +65,7 @@ class Client:
         if not message.get("more_body", False):
             self._note_edge(message)
 
-    def leave(self, loss: ClientDisconnected | ShuttingDown) -> None:
+    def leave(self, loss: BaseException) -> None:
         """Let the block raise ``loss``, unless it ends for another reason already."""
         if self._loss is None:
             self._loss = loss
@@ -85,6 +89,72 @@ class Client:
             self.opening = message
         else:
             self.is_complete = True
+
+
+class EventStream:
+    """A streamed answer: what is pushed goes out in order, as fast as the client reads; nobody who pushes waits.
+
+    ``room`` is set while the client is not far behind. Nothing is sent, the status line neither, before the first push.
+    """
+
+    def __init__(self, client: Client, head: Message) -> None:
+        self._client = client
+        self._head = head
+        self._waiting: list[bytes] = []
+        self._waiting_bytes = 0
+        self._wake: asyncio.Future[None] | None = None
+        self._is_ended = False
+        self._task: asyncio.Task[None] | None = None
+        self.room = asyncio.Event()
+        self.room.set()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was pushed, so that the status line is on its way."""
+        return self._task is not None
+
+    def push(self, data: bytes) -> None:
+        """Send ``data`` after what was pushed before."""
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            self.room.clear()
+        if self._task is None:
+            self._task = asyncio.create_task(self._send())
+            self._task.add_done_callback(self._on_sent)
+        elif self._wake is not None:
+            self._wake.set_result(None)
+            self._wake = None
+
+    async def end(self, data: bytes) -> None:
+        """Send ``data`` as the last, and wait until the client was sent everything."""
+        self._is_ended = True
+        self.push(data)
+        assert self._task is not None
+        await self._task
+
+    async def aclose(self) -> None:
+        """Send nothing more. Idempotent."""
+        await end_task(self._task)
+
+    async def _send(self) -> None:
+        await self._client.send(self._head)
+        while True:
+            while self._waiting:
+                data = b"".join(self._waiting)
+                self._waiting.clear()
+                is_last = self._is_ended
+                await self._client.send({"type": "http.response.body", "body": data, "more_body": not is_last})
+                if is_last:
+                    return
+                self._waiting_bytes = sum(map(len, self._waiting))
+                self.room.set()
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
+
+    def _on_sent(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._client.leave(error)
 
 
 class Clients:

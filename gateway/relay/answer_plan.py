@@ -1,27 +1,88 @@
-"""What was decided for one answer before it began."""
+"""What was decided for one answer before it began, and whom its course is told to."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.base import KvPath
 from backends.types import TransferRequest
+from gateway.fleet.learning import Learning
+from gateway.fleet.links import Link
+from gateway.fleet.models import store_id
+from gateway.fleet.pools import Pools
+from gateway.index.types import PrefixIndex
 from gateway.relay.splice import SpliceTerms
+from gateway.relay.splice_events import Handoff
 from gateway.relay.types import GenerationRequest
-from policies.rules import RelayRules
-from policies.types import Plan
+from gateway.telemetry.metrics import Metrics
+from policies.handoff import HandoffState, HandoffStep, choose_step
+from policies.rules import RelayRules, Rules
+from policies.singular import relay_finished_first
+from policies.types import Decision, Plan, Relay, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Leaves with the index, the statistics and the singular budget what comes of one answer.
+
+    ``look``: at the fleet as it is now. ``link`` None: no KV crosses.
+    """
+
+    request: GenerationRequest
+    decision: Decision
+    rules: Rules
+    link: Link | None
+    pools: Pools
+    index: PrefixIndex
+    learning: Learning
+    metrics: Metrics
+    look: Callable[[], Snapshot]
+
+    def held(self, instance_id: str, ids: Sequence[int]) -> None:
+        """An instance has these ids in its cache now."""
+        self.index.note_routed(instance_id, self.request.model, ids, self.request.cache_salt)
+
+    def moved(self) -> None:
+        """The receiving region's store has the prompt."""
+        if self.link is not None and not self.link.path.traits.lends:
+            self.held(store_id(self.link.dest, self.request.model), self.request.prompt)
+
+    def keeps_transfer(self, made: int) -> bool:
+        """RLD ended the answer, with so many tokens, before the KV was over: whether the rest shall cross."""
+        plan, model = self.decision.plan, self.request.model
+        if not isinstance(plan, Relay):
+            return True
+        end = relay_finished_first(plan, self.decision.facts, made, self.look(), self.rules)
+        if end.stop_transfer:
+            self.learning.note_converted(model, self.rules)
+            self.metrics.decisions.labels(model, "singular", end.reason).inc()
+        return not end.stop_transfer
+
+    def ended(self, made: int) -> None:
+        """The answer is complete."""
+        self.learning.note_length(self.request.model, self.request.tenant, made, self.rules)
+
+    def choose_step(self, handoff: Handoff) -> HandoffStep:
+        """How MD takes over, as engines are loaded now."""
+        plan, pools = self.decision.plan, self.pools
+        state = HandoffState(
+            pending_tokens=handoff.pending,
+            rounds=handoff.rounds,
+            relay_load=pools[plan.relay].view(pools.clock()).load if plan.relay else 0.0,
+            extend_tokens_per_s=pools[plan.main].extend_tokens_per_s if plan.main else None,
+            previous_pending_tokens=handoff.previous_pending,
+            main_lost=handoff.main_lost,
+        )
+        return choose_step(state, self.rules.handoff)
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
     """All that was decided for one answer.
 
-    ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``patience_s``: how long MD's KV may
-    take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting. ``reserve_s``: see
+    ``path`` None: P and MD share a store, so the KV is there when P's stream ends. ``kv_patience_s``: how long MD's KV
+    may take, from the end of the P leg, before a relay (or a recomputation) is preferred to waiting. ``reserve_s``: see
     ``pacing``. ``rtt_s``: of the way to MD. ``lease_s``: how long P keeps KV that it lends to RLD; None: engines do not
     lend.
-    ``keep_transfer``: asked when RLD ends the answer first; False stops the transfer under way. ``note_held`` is told
-    which instance now caches which ids, ``note_moved`` that the receiving store has the prompt, ``note_length`` the
-    answer's length.
     """
 
     request: GenerationRequest
@@ -30,11 +91,8 @@ class AnswerPlan:
     rules: RelayRules
     path: KvPath | None
     transfer: TransferRequest
-    patience_s: float
+    kv_patience_s: float
     reserve_s: float
     rtt_s: float
     lease_s: float | None
-    keep_transfer: Callable[[int], bool]
-    note_held: Callable[[str, Sequence[int]], None]
-    note_moved: Callable[[], None]
-    note_length: Callable[[int], None]
+    outcome: Outcome

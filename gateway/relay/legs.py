@@ -1,26 +1,53 @@
-"""What each kind of leg asks of an engine: the table of fields per leg, as code."""
+"""The legs of one answer: what each kind asks of an engine, and how they run on instances."""
 
-from collections.abc import Sequence
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Literal
 
-from backends.types import LegRequest, Sampling
-from gateway.relay.splice_events import LegKind, StartLeg
-from gateway.relay.types import GenerationRequest
+from backends.errors import BackendError, EngineRejected, EngineTimeout
+from backends.types import EngineFinish, LegRequest, LegUsage, Sampling
+from gateway.fleet.pools import Instance, Pools
+from gateway.relay.answer_plan import AnswerPlan
+from gateway.relay.failover import Failover
+from gateway.relay.nixl_lease import NixlLease
+from gateway.relay.record import Record
+from gateway.relay.splice_events import (
+    Event,
+    LegEnded,
+    LegFailed,
+    LegId,
+    LegKind,
+    LegTokens,
+    LegUnplaced,
+    StartLeg,
+)
+from gateway.relay.timeouts import FirstTokenTimeouts
+from gateway.relay.types import GenerationRequest, Tokens
 from policies.rules import RelayRules
 from policies.types import Role
 
+log = logging.getLogger(__name__)
+
+DRAIN_S = 1.0
+"""How long a leg that said its last word may take to end its stream, so that its connection can be used again."""
+HANDOFF_TOKENS = 16
+"""A final with fewer tokens says little of the speed of extends."""
+FINISHES: dict[EngineFinish, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 ROLE_OF: dict[LegKind, Role] = {
     LegKind.PREFILL: Role.P,
     LegKind.RELAY: Role.RLD,
     LegKind.EXTEND: Role.MD,
     LegKind.FINAL: Role.MD,
 }
-
 GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 """For legs whose token is thrown away: the cheapest there is, and nothing is left to an engine's defaults."""
 
 
 def build_leg(
-    request: GenerationRequest, start: StartLeg, log: Sequence[int], rules: RelayRules, extend_wait_s: float
+    request: GenerationRequest, start: StartLeg, emitted: Sequence[int], rules: RelayRules, extend_wait_s: float
 ) -> LegRequest:
     """Spell out one leg. Its id is new for each attempt; the client's id never reaches an engine.
 
@@ -30,7 +57,7 @@ def build_leg(
     return LegRequest(
         request_id=f"{request.request_id}-{start.kind.name.lower()}-{start.leg}",
         model=request.model,
-        prompt=[*request.prompt, *log[: start.base]],
+        prompt=[*request.prompt, *emitted[: start.base]],
         max_tokens=start.max_tokens,
         min_tokens=start.min_tokens,
         sampling=GREEDY if start.kind is LegKind.EXTEND else request.sampling,
@@ -41,12 +68,12 @@ def build_leg(
     )
 
 
-def build_align_leg(request: GenerationRequest, log: Sequence[int], rules: RelayRules) -> LegRequest:
+def build_align_leg(request: GenerationRequest, emitted: Sequence[int], rules: RelayRules) -> LegRequest:
     """The leg that brings MD's cache into line with an answer that ended at RLD."""
     return LegRequest(
         request_id=f"{request.request_id}-align",
         model=request.model,
-        prompt=[*request.prompt, *log],
+        prompt=[*request.prompt, *emitted],
         max_tokens=1,
         sampling=GREEDY,
         cache_salt=request.cache_salt,
@@ -54,3 +81,209 @@ def build_align_leg(request: GenerationRequest, log: Sequence[int], rules: Relay
         first_token_timeout_s=rules.extend_timeout_s,
         idle_timeout_s=rules.idle_timeout_s,
     )
+
+
+@dataclass(slots=True)
+class LegPace:
+    """How fast one leg's tokens came, in monotonic seconds. ``lacking_tokens``: to compute before the first.
+
+    ``is_first_extend``: the instance has none of this answer's KV but what crossed.
+    """
+
+    instance: Instance
+    start: StartLeg
+    started_s: float
+    lacking_tokens: int = 0
+    is_first_extend: bool = False
+    first_s: float | None = None
+    last_s: float = 0.0
+    tokens: int = 0
+
+    def __post_init__(self) -> None:
+        self.instance.extending_tokens += self.lacking_tokens
+
+    def note(self, tokens: int, now_s: float) -> bool:
+        """Take the next tokens; whether they are the first."""
+        is_first = self.first_s is None
+        if is_first:
+            self.first_s = now_s
+            self.instance.extending_tokens -= self.lacking_tokens
+        self.last_s = now_s
+        self.tokens += tokens
+        return is_first
+
+    def end(self) -> None:
+        """Let the instance's figures learn from the leg; one that brought nothing teaches nothing."""
+        if self.first_s is None:
+            self.instance.extending_tokens -= self.lacking_tokens
+            return
+        if self._is_extend():
+            self.instance.note_extend(self.lacking_tokens, self.first_s - self.started_s)
+        if self.start.kind is not LegKind.EXTEND:
+            self.instance.note_decode(self.tokens, self.last_s - self.first_s)
+
+    def _is_extend(self) -> bool:
+        if self.start.kind is LegKind.FINAL:
+            return self.is_first_extend and self.start.kv_expected and self.start.base >= HANDOFF_TOKENS
+        return self.start.kind is LegKind.EXTEND
+
+
+@dataclass(slots=True)
+class _Running:
+    start: StartLeg
+    instance: Instance
+    task: asyncio.Task[None]
+    said_last: bool = False
+
+
+class Legs:
+    """The engine calls of one answer; ``feed`` is told what they bring.
+
+    ``room``: what engines are read for has room for it. ``last_failure``: of the leg that failed last.
+    """
+
+    def __init__(
+        self, plan: AnswerPlan, failover: Failover, pools: Pools, record: Record, feed: Callable[[Event], None]
+    ) -> None:
+        self._plan = plan
+        self._failover = failover
+        self._pools = pools
+        self._record = record
+        self._feed = feed
+        self._lease = NixlLease(plan.lease_s, pools.clock) if plan.lease_s is not None else None
+        self._timeouts = FirstTokenTimeouts(plan.transfer, plan.rtt_s, plan.rules)
+        self._running: dict[LegId, _Running] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._draining: set[asyncio.Task[None]] = set()
+        self.room = asyncio.Event()
+        self._prefill: asyncio.Task[None] | None = None
+        self._on_prefill_told: Callable[[], None] | None = None
+        self.last_failure: BackendError | None = None
+        self.prefill_usage: LegUsage | None = None
+
+    def start(self, start: StartLeg, emitted: Sequence[int]) -> None:
+        """Start a leg; ``emitted``: the answer's ids so far. Without an instance for it LegUnplaced is fed."""
+        instance = self._failover.pick(ROLE_OF[start.kind])
+        if instance is None:
+            self._record.note("no_instance", role=ROLE_OF[start.kind].value)
+            self._feed(LegUnplaced(start.leg))
+            return
+        wait_s = self._timeouts.wait_s(start, instance, self._pools.clock())
+        request = build_leg(self._plan.request, start, emitted, self._plan.rules, wait_s)
+        if self._lease is not None:
+            request = self._lease.apply(request, start)
+        self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s)
+        task = asyncio.create_task(self._run(start, instance, instance.fit(request)))
+        self._tasks.add(task)
+        if start.kind is LegKind.PREFILL:
+            self._prefill = task
+        self._running[start.leg] = _Running(start, instance, task)
+        task.add_done_callback(lambda done: self._on_done(start.leg, done))
+
+    def close(self, leg: LegId) -> None:
+        """Abort a leg; one that said its last word may end by itself."""
+        running = self._running.pop(leg, None)
+        if running is None:
+            return
+        if running.said_last:
+            self._draining.add(running.task)
+            running.task.add_done_callback(self._draining.discard)
+        else:
+            running.task.cancel()
+            self._record.leg_ended(running.start, running.instance.spec.id, "closed")
+
+    def when_prefill_told(self, tell: Callable[[], None]) -> None:
+        """Call ``tell`` once P has said what its leg took, or will not: now, or within ``DRAIN_S``."""
+        if self.prefill_usage is not None or self._prefill is None or self._prefill.done():
+            tell()
+        else:
+            self._on_prefill_told = tell
+            asyncio.get_running_loop().call_later(DRAIN_S, self._tell_of_prefill)
+
+    def is_prefill(self, leg: LegId) -> bool:
+        """Whether this is a P leg that was not closed."""
+        running = self._running.get(leg)
+        return running is not None and running.start.kind is LegKind.PREFILL
+
+    async def aclose(self) -> None:
+        """End what still runs, once the legs that said their last word had the time to end by themselves."""
+        self._on_prefill_told = None
+        if self._draining:
+            await asyncio.wait(self._draining, timeout=DRAIN_S)
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _run(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
+        try:
+            with instance.occupied():
+                await self._read(start, instance, request)
+        except BackendError as error:
+            self.last_failure = error
+            if isinstance(error, EngineTimeout):
+                self._timeouts.note_silence(instance)
+            self._pools.report_failure(instance, error)
+            self._failover.lose(instance)
+            self._record.leg_ended(start, instance.spec.id, type(error).__name__)
+            self._feed(LegFailed(start.leg, refused=isinstance(error, EngineRejected)))
+        else:
+            self._record.leg_ended(start, instance.spec.id, "ended")
+            self._feed(LegEnded(start.leg))
+
+    def _on_done(self, leg: LegId, done: asyncio.Task[None]) -> None:
+        """An adapter that raised what it may not raise has failed, too: nobody must wait for its leg."""
+        self._tasks.discard(done)
+        if done is self._prefill:
+            self._tell_of_prefill()
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("leg %s of %s ended by %s", leg, self._plan.request.request_id, type(error).__name__)
+            self._feed(LegFailed(leg))
+
+    async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
+        pace, role, clock = self._make_pace(start, instance), instance.spec.role.value, self._pools.clock
+        position = start.base
+        try:
+            async with aclosing(instance.engine.generate(request)) as stream:
+                async for chunk in stream:
+                    if chunk.kv_ticket is not None and self._lease is not None:
+                        self._lease.note(chunk.kv_ticket)
+                    if chunk.usage is not None:
+                        self._note_usage(start, chunk.usage)
+                    ids = chunk.token_ids
+                    if ids and pace.note(len(ids), clock()):
+                        self._on_first(start, instance, request)
+                    finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
+                    if finish and start.leg in self._running:
+                        self._running[start.leg].said_last = True
+                    if ids or finish:
+                        tokens = Tokens(position, ids, chunk.logprobs, role, instance.spec.id)
+                        position += len(ids)
+                        self._feed(LegTokens(start.leg, tokens, finish))
+                        if not self.room.is_set():
+                            await self.room.wait()
+        finally:
+            pace.end()
+
+    def _on_first(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
+        self._pools.report_success(instance)
+        self._timeouts.note_answer(start, instance)
+        self._plan.outcome.held(instance.spec.id, request.prompt)
+
+    def _make_pace(self, start: StartLeg, instance: Instance) -> LegPace:
+        if ROLE_OF[start.kind] is not Role.MD:
+            return LegPace(instance, start, self._pools.clock())
+        lacking_tokens = self._timeouts.lacking_tokens(start, instance)
+        is_first = not self._timeouts.knows(instance)
+        return LegPace(instance, start, self._pools.clock(), lacking_tokens, is_first)
+
+    def _note_usage(self, start: StartLeg, usage: LegUsage) -> None:
+        self._record.leg_usage(start, usage)
+        if start.kind is LegKind.PREFILL:
+            self.prefill_usage = usage
+            self._tell_of_prefill()
+
+    def _tell_of_prefill(self) -> None:
+        if self._on_prefill_told is not None:
+            tell, self._on_prefill_told = self._on_prefill_told, None
+            tell()

@@ -13,9 +13,9 @@ from gateway.relay.splice_events import LegKind, StartLeg
 
 
 class NixlLease:
-    """One answer's ticket. ``lease_s`` None: nothing is lent."""
+    """One answer's ticket; ``lease_s``: how long it is good."""
 
-    def __init__(self, lease_s: float | None, clock: Callable[[], float]) -> None:
+    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
         self._lease_s = lease_s
         self._clock = clock
         self._ticket: Mapping[str, Any] | None = None
@@ -24,12 +24,10 @@ class NixlLease:
     def note(self, ticket: Mapping[str, Any]) -> None:
         """P has said where the KV is."""
         self._ticket = ticket
-        self._good_until_s = self._clock() + (self._lease_s or 0.0)
+        self._good_until_s = self._clock() + self._lease_s
 
     def apply(self, leg: LegRequest, start: StartLeg) -> LegRequest:
         """Have P lend, and give the ticket to the first leg of RLD's that starts at the prompt's end."""
-        if self._lease_s is None:
-            return leg
         if start.kind is LegKind.PREFILL:
             return replace(leg, lends_kv=True)
         if start.kind is LegKind.RELAY and start.base == 0:

@@ -32,7 +32,7 @@ class Record:
         self._model = timeline.model
         self._outcome = "client_gone"
         self._closed = False
-        self._last: tuple[Role, str, float] | None = None
+        self._last: tuple[str, str, float] | None = None
         self._wan_bytes = 0
         self._roles: dict[str, int] = {}
         timeline.summary.update(
@@ -47,25 +47,25 @@ class Record:
 
     def tokens(self, given: Tokens) -> None:
         """The client gets these ids now."""
-        role, instance = Role(given.role), given.instance
+        role, instance = given.role, given.instance
         now_s = self._timeline.clock()
         if self._last is None:
             ttft_s = now_s - self._timeline.started_s
             self._metrics.ttft.labels(self._model, self._plan.kind).observe(ttft_s)
             self._timeline.summary["ttft_s"] = round(ttft_s, 6)
-            self.note("first_token", role=role.value, instance=instance)
+            self.note("first_token", role=role, instance=instance)
         elif self._last[1] != instance:
             gap_s = now_s - self._last[2]
             self._metrics.joint_gap.labels(self._model).observe(gap_s)
-            self.note("joint", role=role.value, instance=instance, position=given.position, gap_s=round(gap_s, 6))
+            self.note("joint", role=role, instance=instance, position=given.position, gap_s=round(gap_s, 6))
         self._last = (role, instance, now_s)
-        self._roles[role.value] = self._roles.get(role.value, 0) + len(given.ids)
+        self._roles[role] = self._roles.get(role, 0) + len(given.ids)
 
     def cut(self, completion_tokens: int) -> None:
         """The answer's text ended with the first so many ids: those behind it do not count."""
         beyond = sum(self._roles.values()) - completion_tokens
         if beyond > 0 and self._last is not None:
-            role = self._last[0].value
+            role = self._last[0]
             self._roles[role] = max(0, self._roles[role] - beyond)
 
     def leg_started(self, start: StartLeg, instance: str, cost_per_s: float = 0.0) -> None:

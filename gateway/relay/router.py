@@ -1,6 +1,6 @@
 """Decides each request's course and starts it: facts -> plan -> answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -16,19 +16,17 @@ from gateway.index.types import PrefixIndex
 from gateway.limits.usage import Use
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
-from gateway.relay.answer_plan import AnswerPlan
+from gateway.relay.answer_plan import AnswerPlan, Outcome
 from gateway.relay.failover import Failover
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
-from gateway.relay.splice_events import Handoff, Route
+from gateway.relay.splice_events import Route
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
-from policies.handoff import HandoffState, HandoffStep, choose_step
 from policies.route import choose_plan
 from policies.rules import Rules
-from policies.singular import relay_finished_first
 from policies.types import Decision, Direct, Facts, Hit, NoInstance, PassThrough, Plan, Relay, Rng, Singular, Snapshot
 
 DIRECT_PATIENCE = 3.0
@@ -41,7 +39,7 @@ def _count_nothing(tenant: str, model: str, use: Use) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayService:
+class Router:
     """See ``gateway.relay.types.Generator``. ``note_use`` is told what a tenant's answers used of a model, in parts."""
 
     models: Mapping[str, ModelFacts]
@@ -66,9 +64,8 @@ class RelayService:
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
         record = Record(timeline, self.metrics, decision.plan, note_use)
-        cast = Failover(decision.plan, request, rules.regions, self.pools, self.rng)
-        course = self._course(request, rules, decision)
-        return RelayAnswer(course, cast, self.pools, self.aligner, record)
+        failover = Failover(decision.plan, request, rules.regions, self.pools, self.rng)
+        return RelayAnswer(self._plan(request, rules, decision), failover, self.pools, self.aligner, record)
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
         """Choose the plan without starting anything. Raises GatewayError."""
@@ -123,24 +120,24 @@ class RelayService:
             now_s=self.pools.clock(),
         )
 
-    def _course(self, request: GenerationRequest, rules: Rules, decision: Decision) -> AnswerPlan:
+    def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
+        look = partial(self._snapshot, request.model, decision.facts.session)
+        outcome = Outcome(request, decision, rules, link, self.pools, self.index, self.learning, self.metrics, look)
+        lends = _lends(plan, link)
         return AnswerPlan(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, decision, _lends(plan, link)),
+            terms=self._terms(request, rules, decision, lends, outcome),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
-            patience_s=_patience_s(decision, rules),
+            kv_patience_s=_patience_s(decision, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
-            lease_s=link.lease_s if _lends(plan, link) and link else None,
-            keep_transfer=lambda made: self._keep_transfer(decision, made, rules),
-            note_held=lambda instance, ids: self._note_held(request, instance, ids),
-            note_moved=lambda: self._note_moved(request, link),
-            note_length=lambda made: self.learning.note_length(request.model, request.tenant, made, rules),
+            lease_s=link.lease_s if lends and link else None,
+            outcome=outcome,
         )
 
     def _link(self, plan: Plan, rules: Rules) -> Link | None:
@@ -148,26 +145,15 @@ class RelayService:
             return self.links.get(*plan.link) if plan.link else None
         return self.links.first_from(self.pools[plan.prefill].spec.region, rules.regions) if plan.prefill else None
 
-    def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool) -> SpliceTerms:
+    def _terms(
+        self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: Outcome
+    ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
         context = self.models[request.model].context_tokens
         lengths = (view.max_model_len for view in self.pools.views(request.model))
         room = min([context, *(length for length in lengths if length)]) - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
-
-        def decide(handoff: Handoff) -> HandoffStep:
-            load = self.pools[plan.relay].view(self.pools.clock()).load if plan.relay else 0.0
-            speed = self.pools[plan.main].extend_tokens_per_s if plan.main else None
-            state = HandoffState(
-                pending_tokens=handoff.pending,
-                rounds=handoff.rounds,
-                relay_load=load,
-                extend_tokens_per_s=speed,
-                previous_pending_tokens=handoff.previous_pending,
-                main_lost=handoff.main_lost,
-            )
-            return choose_step(state, rules.handoff)
 
         return SpliceTerms(
             route=_route(plan),
@@ -178,7 +164,7 @@ class RelayService:
             min_tokens=min(request.min_tokens, limit),
             terminators=eos | frozenset(request.sampling.stop_token_ids),
             max_attempts=rules.relay.max_attempts,
-            decide=decide,
+            decide=outcome.choose_step,
         )
 
     def _transfer(self, request: GenerationRequest, link: Link | None) -> TransferRequest:
@@ -193,30 +179,11 @@ class RelayService:
             kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
         )
 
-    def _keep_transfer(self, decision: Decision, made: int, rules: Rules) -> bool:
-        plan, model = decision.plan, decision.facts.model
-        if not isinstance(plan, Relay):
-            return True
-        end = relay_finished_first(plan, decision.facts, made, self._snapshot(model, decision.facts.session), rules)
-        if end.stop_transfer:
-            self.learning.note_converted(model, rules)
-            self.metrics.decisions.labels(model, "singular", end.reason).inc()
-        return not end.stop_transfer
-
     def _note_session(self, decision: Decision) -> None:
         if decision.facts.session is not None:
             plan = decision.plan
             served = frozenset(id_ for id_ in (plan.prefill, plan.relay, plan.main) if id_ is not None)
             self.sessions.note(decision.facts.session, served)
-
-    def _note_held(self, request: GenerationRequest, instance_id: str, ids: Sequence[int]) -> None:
-        self.index.note_routed(instance_id, request.model, ids, request.cache_salt)
-
-    def _note_moved(self, request: GenerationRequest, link: Link | None) -> None:
-        if link is not None and not link.path.traits.lends:
-            self.index.note_routed(
-                store_id(link.dest, request.model), request.model, request.prompt, request.cache_salt
-            )
 
 
 def _lends(plan: Plan, link: Link | None) -> bool:

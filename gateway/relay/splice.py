@@ -24,14 +24,13 @@ Rules.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from gateway.relay.splice_events import (
     Action,
     ClientGone,
     CloseLeg,
-    Emit,
     End,
     Event,
     Fail,
@@ -56,6 +55,7 @@ from gateway.relay.splice_events import (
     StopMatched,
     StopTransfer,
 )
+from gateway.relay.types import Tokens
 from policies.handoff import ExtendBatch, FinalNow, HandoffStep
 
 
@@ -151,7 +151,7 @@ class Splice:
         leg = self._legs.get(event.leg)
         if leg is None:
             if isinstance(event, LegTokens):
-                self.discarded_tokens += len(event.ids)
+                self.discarded_tokens += len(event.tokens.ids)
             return
         match event:
             case LegTokens():
@@ -170,28 +170,35 @@ class Splice:
                 self._on_no_instance(leg)
 
     def _on_tokens(self, event: LegTokens, leg: _Leg) -> None:
-        position = leg.base + leg.received
-        leg.received += len(event.ids)
-        if not self._may_write(event.leg, leg, position):
-            self.discarded_tokens += len(event.ids)
+        tokens = event.tokens
+        count = len(tokens.ids)
+        if tokens.position != leg.base + leg.received:
+            raise IllegalEvent(f"leg {event.leg} is at {leg.base + leg.received}, not at {tokens.position}")
+        leg.received += count
+        if not self._may_write(event.leg, leg, tokens.position):
+            self.discarded_tokens += count
             return
         room = self.terms.limit_tokens - len(self.log)
-        ids = event.ids[:room]
-        self.discarded_tokens += len(event.ids) - len(ids)
-        if ids:
-            self._writer = event.leg
-            self._attempts = 0
-            self.made[leg.kind] = self.made.get(leg.kind, 0) + len(ids)
-            self.log += ids
-            self._out.append(Emit(position, ids, event.logprobs and event.logprobs[:room], event.leg))
-            if self.phase is Phase.FINAL:
-                self.phase = Phase.MAIN
-                self._setbacks = 0
-                self._main_lost = False
-        if event.finish == "stop" and len(ids) == len(event.ids):
+        if count > room:
+            self.discarded_tokens += count - room
+            tokens = replace(tokens, ids=tokens.ids[:room], logprobs=tokens.logprobs and tokens.logprobs[:room])
+        if tokens.ids:
+            self._write(event.leg, leg, tokens)
+        if event.finish == "stop" and count <= room:
             self._end("stop")
         elif len(self.log) >= self.terms.limit_tokens or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
             self._end("length")
+
+    def _write(self, id_: LegId, leg: _Leg, tokens: Tokens) -> None:
+        self._writer = id_
+        self._attempts = 0
+        self.made[leg.kind] = self.made.get(leg.kind, 0) + len(tokens.ids)
+        self.log += tokens.ids
+        self._out.append(tokens)
+        if self.phase is Phase.FINAL:
+            self.phase = Phase.MAIN
+            self._setbacks = 0
+            self._main_lost = False
 
     def _may_write(self, id_: LegId, leg: _Leg, position: int) -> bool:
         if leg.kind is LegKind.EXTEND or (leg.kind is LegKind.PREFILL and self.terms.classic):

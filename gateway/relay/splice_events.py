@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NewType, TypeAlias
 
-from backends.types import TokenLogprob
+from gateway.relay.types import Tokens
 
 LegId = NewType("LegId", int)
 Route = Literal["direct", "relay", "singular", "passthrough"]
@@ -50,11 +50,10 @@ class KvState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LegTokens:
-    """A leg returned ids; ``finish`` when its last id ended it."""
+    """A leg returned ids, which may be none; ``finish`` when its last id ended it."""
 
     leg: LegId
-    ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None = None
+    tokens: Tokens
     finish: Literal["stop", "length"] | None = None
 
 
@@ -156,16 +155,6 @@ class RetryLater:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
-    """Give ids to the client: output positions ``position ...``, made by ``leg``."""
-
-    position: int
-    ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...] | None
-    leg: LegId
-
-
-@dataclass(frozen=True, slots=True)
 class End:
     """The answer is complete. ``align``: the main region lacks what the relay made, and may be brought into line."""
 
@@ -181,7 +170,8 @@ class Fail:
     refused: LegId | None
 
 
-Action: TypeAlias = StartLeg | CloseLeg | StartTransfer | StopTransfer | RetryLater | Emit | End | Fail
+Action: TypeAlias = Tokens | StartLeg | CloseLeg | StartTransfer | StopTransfer | RetryLater | End | Fail
+"""Tokens are to be given to the client."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from gateway.relay.splice_events import Event, KvFailed, KvReady
 
 
 class KvTransfer:
-    """Opens the transfer, again after a failure under a new id, and tells ``post`` how it ended.
+    """Opens the transfer, again after a failure under a new id, and tells ``feed`` how it ended.
 
     ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names
     the engines between which KV shall move just now, for paths on which they move it themselves.
@@ -24,14 +24,14 @@ class KvTransfer:
         path: KvPath | None,
         request: TransferRequest,
         record: Record,
-        post: Callable[[Event], None],
+        feed: Callable[[Event], None],
         note_moved: Callable[[], None],
         aim: Callable[[], tuple[str | None, str | None]],
     ) -> None:
         self._path = path
         self._request = request
         self._record = record
-        self._post = post
+        self._feed = feed
         self._note_moved = note_moved
         self._aim = aim
         self._is_prefilled = False
@@ -84,8 +84,8 @@ class KvTransfer:
                     self._record.transfer(progress)
         except TransferFailed as error:
             self._record.note("transfer_failed", why=str(error))
-            self._post(KvFailed())
+            self._feed(KvFailed())
             return False
         self._note_moved()
-        self._post(KvReady())
+        self._feed(KvReady())
         return True

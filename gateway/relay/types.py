@@ -1,14 +1,13 @@
 """What the relay takes from the API layer and gives back to it: token ids only, no text."""
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from backends.types import Sampling, TokenLogprob
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
-
-RoleName = Literal["P", "RLD", "MD"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +37,17 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Ids of output positions ``position .. position + len(ids) - 1``, and who made them."""
+    """Ids of output positions ``position .. position + len(ids) - 1``, and who made them.
+
+    One value from the engine's answer to the client's: the splice judges it, and lets it pass or cuts it short.
+    """
 
     position: int
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] | None
-    role: RoleName
+    role: str
+    """``P``, ``RLD`` or ``MD``."""
     instance: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeepAlive:
-    """Nothing came for the keep-alive interval; the client should see a sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +64,30 @@ class Finish:
     cached_tokens: int | None
 
 
-AnswerEvent = Tokens | KeepAlive | Finish
+class AnswerSink(Protocol):
+    """Who gets an answer. It is called in the turn of the event loop in which an engine's bytes came, and never waits.
+
+    A GatewayError that it raises ends the answer.
+    """
+
+    room: asyncio.Event
+    """Not set: the reader is behind, and engines are not read until it is."""
+
+    def take(self, tokens: Tokens) -> None:
+        """Take the next tokens, in order and without gaps."""
+        ...
+
+    def keep_alive(self) -> None:
+        """Nothing came for the keep-alive interval; the client should see a sign of life."""
+        ...
+
+    def finish(self, finish: Finish) -> None:
+        """Take the end; nothing comes after it."""
+        ...
 
 
 class Answer(Protocol):
-    """A running answer. Iterate it to its Finish, or ``aclose()`` it when the client is gone."""
+    """One answer. ``run`` it to its end, then ``aclose()`` it, also when it did not get there."""
 
     @property
     def plan_name(self) -> str:
@@ -82,14 +99,14 @@ class Answer(Protocol):
         """Short machine-readable reason of the plan."""
         ...
 
-    def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Yield events in order; the last is Finish. Raises GatewayError."""
+    async def run(self, sink: AnswerSink) -> None:
+        """Give everything to ``sink``, its Finish last. Once only. Raises GatewayError."""
         ...
 
     def stop_at(self, completion_tokens: int) -> None:
-        """A stop string was found in the text of the first ``completion_tokens`` ids: nothing more will be emitted.
+        """A stop string was found in the text of the first ``completion_tokens`` ids: no more tokens will be given.
 
-        Iteration then ends with a Finish of reason ``stop``.
+        A Finish of reason ``stop`` follows.
         """
         ...
 
@@ -102,5 +119,5 @@ class Generator(Protocol):
     """Starts answers."""
 
     def generate(self, request: GenerationRequest) -> Answer:
-        """Decide the plan and start it. Raises GatewayError when nothing can serve the request."""
+        """Decide the plan. Raises GatewayError when nothing can serve the request."""
         ...

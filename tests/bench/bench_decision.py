@@ -18,7 +18,7 @@ from gateway.fleet.sessions import Sessions
 from gateway.index.mirror import CacheDelta, Mirror
 from gateway.index.types import CacheHit, CacheSpec
 from gateway.relay.align import Aligner
-from gateway.relay.router import RelayService
+from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
@@ -81,10 +81,10 @@ def build_instance(role: Role, number: int) -> Instance:
     return Instance(spec, VllmEngine(name, spec.url), known, reachable=True)
 
 
-def build_service(rng: random.Random) -> RelayService:
+def build_service(rng: random.Random) -> Router:
     """The gateway's own decision maker: two P regions, each linked to two MD regions."""
     links = {(a, b): Link(a, b, LinkedPath(), "lmcache", 256, 1e9) for a in ("a0", "a1") for b in ("b0", "b1")}
-    return RelayService(
+    return Router(
         models={MODEL: ModelFacts(50_000, 131_072, cache_effective=True, kv_name=MODEL)},
         pools=Pools([build_instance(role, number) for number, role in enumerate(ROLES)], time.monotonic),
         links=Links(links, 60.0),
@@ -99,7 +99,7 @@ def build_service(rng: random.Random) -> RelayService:
     )
 
 
-def vary_loads(service: RelayService, rng: random.Random, instances: Sequence[Instance]) -> None:
+def vary_loads(service: Router, rng: random.Random, instances: Sequence[Instance]) -> None:
     """Give some instances, and every link, another load."""
     for instance in instances:
         instance.load = EngineLoad(rng.randrange(128), 0, rng.random() * 0.9)

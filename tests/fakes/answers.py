@@ -1,18 +1,25 @@
 """A scripted Generator: answers whose events, waits and failures a test writes down."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from backends.types import TokenLogprob
 from gateway.errors import GatewayError
-from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, RoleName, Tokens
+from gateway.relay.types import AnswerSink, Finish, GenerationRequest, Tokens
 from tests.fakes.gates import HoldGate, Watch
 
-Step = AnswerEvent | GatewayError | HoldGate
-"""One step of an answer: an event to yield, a failure to raise, a gate to wait at."""
+
+@dataclass(frozen=True, slots=True)
+class KeepAlive:
+    """A sign of life."""
+
+
+Step = Tokens | KeepAlive | Finish | GatewayError | HoldGate
+"""One step of an answer: something to give, a failure to raise, a gate to wait at."""
 
 
 class ScriptedAnswer:
-    """Yields its steps. ``stopped_at``: what ``stop_at`` was told; ``closes``: how often it was closed."""
+    """Gives its steps. ``stopped_at``: what ``stop_at`` was told; ``closes``: how often it was closed."""
 
     plan_name = "relay"
     plan_reason = "scripted"
@@ -23,23 +30,29 @@ class ScriptedAnswer:
         self.closes = 0
         self.closing: HoldGate | None = None
         """Where a close waits for its end."""
-        self.yielded = 0
+        self.given = 0
         self._steps = steps
         self._watch = watch
 
-    async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
-        """Yield events up to a Finish."""
+    async def run(self, sink: AnswerSink) -> None:
+        """Give what there is up to a Finish, as fast as there is room for it."""
         for step in self._steps:
+            await sink.room.wait()
             if self.stopped_at is not None:
-                yield Finish("stop", False, None, self.stopped_at, 0)
+                sink.finish(Finish("stop", False, None, self.stopped_at, 0))
                 return
-            if isinstance(step, HoldGate):
-                await step.hold()
-            elif isinstance(step, GatewayError):
-                raise step
-            else:
-                self.yielded += 1
-                yield step
+            match step:
+                case HoldGate():
+                    await step.hold()
+                case GatewayError():
+                    raise step
+                case Tokens():
+                    sink.take(step)
+                case KeepAlive():
+                    sink.keep_alive()
+                case Finish():
+                    sink.finish(step)
+            self.given += not isinstance(step, HoldGate)
 
     def stop_at(self, completion_tokens: int) -> None:
         """Note the stop."""
@@ -100,7 +113,7 @@ def say(
     sizes = iter(chunks)
     while at < len(ids):
         part = tuple(ids[at : at + next(sizes, 1)])
-        role: RoleName = "P" if at == 0 else "MD" if at + len(part) >= len(ids) else "RLD"
+        role = "P" if at == 0 else "MD" if at + len(part) >= len(ids) else "RLD"
         logprobs = tuple(TokenLogprob(i, -0.5, ((i, -0.5), (i + 1, -1.5))) for i in part) if with_logprobs else None
         steps.append(Tokens(at, part, logprobs, role, f"{role.lower()}-1"))
         at += len(part)

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.relay.types import Finish, Tokens
+from gateway.relay.types import Finish
 from gateway.text.model import ServedModel, load_model
 from gateway.text.output import OutputText, TextOptions
 from tests.fakes.gates import HoldGate
 from tests.fakes.kv_path import FakeKvPath
 from tests.fakes.script import EOS, Script, fixed_answer
 from tests.gateway.model_dir import make_model_dir
-from tests.gateway.relay.stage import PROMPT, open_stage
+from tests.gateway.relay.stage import PROMPT, AnswerEvent, Collector, open_stage
 
 TEXT = "Příliš 👩‍👩‍👧 žluťoučký kůň; 世界 says: ďábelské 😀😀 naïve… ไทย end"
 CHUNKS = st.lists(st.integers(1, 5), min_size=1, max_size=4).map(tuple)
@@ -83,17 +83,21 @@ async def _run(
         answer = stage.ask(max_tokens=len(ids) + 10)
         output = OutputText(model.vocabulary, options)
         text, by_main = "", False
+
+        def note(event: AnswerEvent) -> None:
+            nonlocal text, by_main
+            if isinstance(event, Finish):
+                text += output.finish(event.terminator)
+            elif not output.stopped:
+                by_main = by_main or event.role == "MD"
+                piece = output.push(event.ids)
+                text += piece.text
+                if piece.stopped:
+                    answer.stop_at(output.tokens)
+
         arrival = asyncio.create_task(_complete(gate, stage.path))
         try:
-            async for event in answer:
-                if isinstance(event, Tokens):
-                    by_main = by_main or event.role == "MD"
-                    piece = output.push(event.ids)
-                    text += piece.text
-                    if piece.stopped:
-                        answer.stop_at(output.tokens)
-                elif isinstance(event, Finish):
-                    text += output.finish(event.terminator)
+            await answer.run(Collector(note))
         finally:
             arrival.cancel()
             await asyncio.gather(arrival, return_exceptions=True)

@@ -45,7 +45,7 @@ def run(
     data = b""
     for step in say(ids, chunks):
         assert isinstance(step, Tokens | Finish)
-        data += writer.write(0, step)
+        data += writer.take(0, step) if isinstance(step, Tokens) else writer.finish(0, step)
     data += writer.end()
     *events, done, rest = data.decode().split("\n\n")
     assert (done, rest) == ("data: [DONE]", "")
@@ -104,7 +104,7 @@ async def test_non_finite_logprobs(state: ApiState, generator: ScriptedGenerator
     job = await make_job(state, True, {"stream": True, "logprobs": True, "top_logprobs": 2})
     choice = Choice(0, ScriptedAnswer(job.requests[0], [], Watch()), job.model.vocabulary, job.text)
     bad = TokenLogprob(300, float("-inf"), ((300, float("nan")), (301, -123456.0)))
-    data = StreamWriter(job, ChatFormat(), [choice]).write(0, Tokens(0, (300,), (bad,), "P", "p"))
+    data = StreamWriter(job, ChatFormat(), [choice]).take(0, Tokens(0, (300,), (bad,), "P", "p"))
     event = json.loads(data.decode().split("\n\n")[1].removeprefix("data: "))
     entry = event["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], [top["logprob"] for top in entry["top_logprobs"]]) == (-9999.0, [-9999.0, -9999.0])

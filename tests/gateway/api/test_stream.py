@@ -11,10 +11,11 @@ import pytest
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
 from gateway.api.exchange import RequestLimits
+from gateway.api.respond import KEEP_ALIVE
 from gateway.errors import GatewayError
-from gateway.relay.types import Finish, KeepAlive, Tokens
+from gateway.relay.types import Finish, Tokens
 from gateway.text.model import ServedModel
-from tests.fakes.answers import ScriptedGenerator, Step, say
+from tests.fakes.answers import KeepAlive, ScriptedGenerator, Step, say
 from tests.fakes.gates import HoldGate
 from tests.fakes.server import AppServer
 from tests.gateway.api.raw import CHAT, connect
@@ -86,10 +87,11 @@ async def test_keep_alive_opens_the_stream(server: AppServer, generator: Scripte
     async with connect(server) as connection:
         await connection.post(PATH, STREAM)
         assert (await connection.read_head())[0] == 200
-        chunks = await connection.read_chunks()
-        assert chunks[:2] == [b": keep-alive\n\n"] * 2
-        assert [event["error"]["param"] for event in payloads(chunks[2])] == ["messages"]
-        assert b"[DONE]" not in b"".join(chunks)
+        body = b"".join(await connection.read_chunks())
+        signs, error = body[: 2 * len(KEEP_ALIVE)], body[2 * len(KEEP_ALIVE) :]
+        assert signs == KEEP_ALIVE * 2
+        assert [event["error"]["param"] for event in payloads(error)] == ["messages"]
+        assert b"[DONE]" not in body
     await generator.all_closed()
 
 
@@ -122,7 +124,7 @@ async def test_disconnect(
         await gate.arrivals(1)
     await generator.all_closed()
     assert generator.answers[0].closes == 1
-    assert generator.answers[0].yielded == events_before
+    assert generator.answers[0].given == events_before
     await server.connections_left(0)
     assert len(asyncio.all_tasks()) <= tasks + 1
 
@@ -209,7 +211,7 @@ async def test_stalled_client_is_given_up(state: ApiState, generator: ScriptedGe
         await connection.post(PATH, BULKY)
         await generator.started(1)
         await generator.all_closed()
-        assert generator.answers[0].yielded < len(steps)
+        assert generator.answers[0].given < len(steps)
         await server.connections_left(0)
 
 

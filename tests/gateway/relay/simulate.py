@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.splice_events import (
     Action,
     ClientGone,
     CloseLeg,
-    Emit,
     End,
     Event,
     Fail,
@@ -29,6 +29,7 @@ from gateway.relay.splice_events import (
     StopMatched,
     StopTransfer,
 )
+from gateway.relay.types import Tokens
 
 Choose = Callable[[int], int]
 """Gives a number in 0 .. n-1."""
@@ -83,7 +84,7 @@ class World:
                     self.running[action.leg] = list(self.splice.log[: action.base])
                 case CloseLeg(leg):
                     self._finish_leg(leg)
-                case Emit(position, ids):
+                case Tokens(position, ids):
                     assert not self.over and ids and position == len(self.emitted)
                     self.emitted += ids
                 case StartTransfer():
@@ -132,8 +133,9 @@ class World:
             self._finish_leg(leg)
             self.feed(LegEnded(leg))
             return
+        position = len(context)
         ids: list[int] = []
-        finish: str | None = None
+        finish: Literal["stop", "length"] | None = None
         for _ in range(min(1 + self.choose(4), start.max_tokens - made)):
             ends = self.eos_at is not None and len(context) >= self.eos_at
             id_ = EOS if ends else next_id(context)
@@ -144,7 +146,7 @@ class World:
                 break
         if finish is None and len(context) - start.base >= start.max_tokens:
             finish = "length"
-        self.feed(LegTokens(leg, tuple(ids), None, finish))  # type: ignore[arg-type]
+        self.feed(LegTokens(leg, Tokens(position, tuple(ids), None, "RLD", "rld1"), finish))
         if finish and leg in self.running:
             self._finish_leg(leg)
             self.feed(LegEnded(leg))

@@ -18,8 +18,8 @@ from gateway.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.fleet.sessions import Sessions
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
-from gateway.relay.router import RelayService
-from gateway.relay.types import AnswerEvent, Finish, GenerationRequest, Tokens
+from gateway.relay.router import Router
+from gateway.relay.types import Finish, GenerationRequest, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.rules import Rules, parse_rules
@@ -49,7 +49,7 @@ class LinkedPath(FakeKvPath):
 class Stage:
     """Everything a test looks at."""
 
-    service: RelayService
+    service: Router
     engines: dict[str, FakeEngine]
     path: LinkedPath
     aligner: Aligner
@@ -98,7 +98,7 @@ async def open_stage(
         stack.push_async_callback(aligner.aclose)
         index = KnownIndex(dict.fromkeys(ids, 0) if hits is None else hits)
         pools = Pools(instances, loop.time)
-        service = RelayService(
+        service = Router(
             models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
             pools=pools,
             links=links,
@@ -120,16 +120,40 @@ def _instance(id_: str, engine: FakeEngine) -> Instance:
     return Instance(spec, VllmEngine(id_, engine.url))
 
 
-async def read(answer: RelayAnswer, each: Callable[[AnswerEvent], None] = lambda _: None) -> list[AnswerEvent]:
+AnswerEvent = Tokens | Finish
+
+
+class Collector:
+    """A sink that keeps what it gets, and shows each thing to ``each``."""
+
+    def __init__(self, each: Callable[[AnswerEvent], None] = lambda _: None) -> None:
+        self.events: list[AnswerEvent] = []
+        self.room = asyncio.Event()
+        self.room.set()
+        self._each = each
+
+    def take(self, tokens: Tokens) -> None:
+        """Keep tokens."""
+        self._each(tokens)
+        self.events.append(tokens)
+
+    def keep_alive(self) -> None:
+        """Nothing to keep."""
+
+    def finish(self, finish: Finish) -> None:
+        """Keep the end."""
+        self._each(finish)
+        self.events.append(finish)
+
+
+async def read(answer: RelayAnswer, collector: Collector | None = None) -> list[AnswerEvent]:
     """Read an answer to its end."""
-    events = []
+    collector = collector or Collector()
     try:
-        async for event in answer:
-            each(event)
-            events.append(event)
+        await answer.run(collector)
     finally:
         await answer.aclose()
-    return events
+    return collector.events
 
 
 def ids_of(events: list[AnswerEvent]) -> list[int]:

@@ -7,13 +7,15 @@ import pytest
 
 from backends.types import Sampling
 from gateway.errors import GatewayError
-from gateway.relay.types import AnswerEvent, GenerationRequest, Tokens
+from gateway.relay.types import GenerationRequest, Tokens
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import Cut, Refuse, Script, eos_after
 from tests.gateway.relay.stage import (
     MODEL,
     PROMPT,
+    AnswerEvent,
+    Collector,
     Stage,
     finish_of,
     ids_of,
@@ -253,7 +255,7 @@ async def test_stop_match_ends_the_answer_and_the_legs() -> None:
                 if seen == 12:
                     answer.stop_at(11)
 
-        events = await read(answer, stop)
+        events = await read(answer, Collector(stop))
         finish = finish_of(events)
         assert finish.reason == "stop" and finish.completion_tokens == 11 and not finish.terminator
         stage.path.transfers[-1].complete()

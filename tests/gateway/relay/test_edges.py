@@ -9,7 +9,7 @@ import pytest
 from backends.engines.vllm import VllmEngine
 from backends.types import LegChunk, LegRequest, Sampling
 from gateway.errors import GatewayError
-from gateway.relay.types import AnswerEvent, GenerationRequest, KeepAlive
+from gateway.relay.types import GenerationRequest
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import EOS, Cut, LoseIds, Refuse, Script, continuation, eos_after
@@ -17,6 +17,8 @@ from tests.gateway.relay.stage import (
     MODEL,
     PROMPT,
     QUICK,
+    AnswerEvent,
+    Collector,
     finish_of,
     ids_of,
     open_stage,
@@ -218,13 +220,16 @@ async def test_silence_is_told(before_the_first_token: bool) -> None:
             stage.engines["rld1"].script = Script(holds={5: gate})
         alive = 0
 
-        def note(event: AnswerEvent) -> None:
-            nonlocal alive
-            alive += isinstance(event, KeepAlive) and gate.arrived > 0
-            if alive == 3:
-                gate.open()
+        class Waiting(Collector):
+            """Lets the engine go on after the third sign of life."""
 
-        assert ids_of(await read(stage.ask(), note)) == unsplit()
+            def keep_alive(self) -> None:
+                nonlocal alive
+                alive += gate.arrived > 0
+                if alive == 3:
+                    gate.open()
+
+        assert ids_of(await read(stage.ask(), Waiting())) == unsplit()
         assert alive >= 3
         stage.path.transfers[-1].complete()
         await stage.quiet()
@@ -248,7 +253,7 @@ async def test_an_adapter_that_breaks_ends_its_leg(id_: str, caplog: pytest.LogC
         instance.engine = BrokenEngine(id_, instance.spec.url)
         events: list[AnswerEvent] = []
         try:
-            await read(stage.ask(max_tokens=6), events.append)
+            await read(stage.ask(max_tokens=6), Collector(events.append))
         except GatewayError as failure:
             assert failure.status == 502
         assert ids_of(events)

@@ -6,7 +6,7 @@ from gateway.auth.secrets import Salts
 from gateway.fleet.models import store_id
 from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec
-from gateway.relay.router import RelayService
+from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
 from policies.types import Decision
 from tests.gateway.relay.stage import MODEL, PROMPT, LinkedPath, Stage, open_stage, read, rules_of
@@ -14,7 +14,7 @@ from tests.gateway.relay.stage import MODEL, PROMPT, LinkedPath, Stage, open_sta
 SALTS = Salts(b"0123456789abcdef")
 
 
-def with_index(stage: Stage) -> RelayService:
+def with_index(stage: Stage) -> Router:
     """The stage's service over a real index that learns from what is routed."""
     index = MemoryIndex()
     for id_ in stage.engines:

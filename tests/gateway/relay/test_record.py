@@ -7,7 +7,7 @@ from gateway.limits.usage import Use
 from gateway.relay.record import Record
 from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.splice_events import LegId, LegKind, StartLeg
-from gateway.relay.types import RoleName, Tokens
+from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.handoff import FinalNow
@@ -51,7 +51,7 @@ def splice() -> Splice:
     return Splice(terms)
 
 
-def give(record: Record, role: RoleName, position: int, count: int) -> None:
+def give(record: Record, role: str, position: int, count: int) -> None:
     """Let the client have some tokens."""
     record.tokens(Tokens(position, tuple(range(count)), None, role, f"{role.lower()}1"))
 

@@ -11,7 +11,6 @@ from gateway.relay.splice import Splice, SpliceTerms
 from gateway.relay.splice_events import (
     ClientGone,
     CloseLeg,
-    Emit,
     End,
     Event,
     Fail,
@@ -35,6 +34,7 @@ from gateway.relay.splice_events import (
     StopMatched,
     StopTransfer,
 )
+from gateway.relay.types import Tokens
 from policies.handoff import ExtendBatch, FinalNow, HandoffStep
 from tests.gateway.relay.simulate import EOS, World, unsplit
 
@@ -66,9 +66,14 @@ TERMS = SpliceTerms(
 )
 
 
-def tokens(leg: LegId, *ids: int, finish: Literal["stop", "length"] | None = None) -> LegTokens:
-    """Shorthand."""
-    return LegTokens(leg, ids, None, finish)
+def tokens(leg: LegId, at: int, *ids: int, finish: Literal["stop", "length"] | None = None) -> LegTokens:
+    """Shorthand; ``at``: the position of the first id."""
+    return LegTokens(leg, said(at, *ids), finish)
+
+
+def said(position: int, *ids: int) -> Tokens:
+    """Ids of some leg."""
+    return Tokens(position, ids, None, "RLD", "rld1")
 
 
 def begun(terms: SpliceTerms = TERMS, *events: Event) -> Splice:
@@ -80,8 +85,8 @@ def begun(terms: SpliceTerms = TERMS, *events: Event) -> Splice:
     return splice
 
 
-PREFILLED = (tokens(P, 10, finish="length"), LegEnded(P))
-EAGER = (*PREFILLED, tokens(A, 11, 12, 13))
+PREFILLED = (tokens(P, 0, 10, finish="length"), LegEnded(P))
+EAGER = (*PREFILLED, tokens(A, 1, 11, 12, 13))
 
 
 def test_start_prefills_and_moves_kv_at_once() -> None:
@@ -92,7 +97,7 @@ def test_start_prefills_and_moves_kv_at_once() -> None:
 def test_prefill_token_is_shown_and_its_end_starts_the_relay() -> None:
     """P's token is output token 0; RLD starts when P's stream ends, with one token less to make."""
     splice = begun()
-    assert splice.feed(tokens(P, 10, finish="length")) == [Emit(0, (10,), None, P)]
+    assert splice.feed(tokens(P, 0, 10, finish="length")) == [said(0, 10)]
     assert splice.feed(LegEnded(P)) == [StartLeg(A, LegKind.RELAY, 1, 99, 0, True)]
     assert splice.phase is Phase.EAGER
 
@@ -101,9 +106,9 @@ def test_one_shot_seals_everything() -> None:
     """With one-shot, KV ready stops RLD and sends all its tokens in one final extend."""
     splice = begun(replace(TERMS, decide=at_once), *EAGER)
     assert splice.feed(KvReady()) == [CloseLeg(A), StartLeg(B, LegKind.FINAL, 4, 96, 0, True)]
-    assert splice.feed(tokens(A, 99)) == []
+    assert splice.feed(tokens(A, 4, 99)) == []
     assert splice.discarded_tokens == 1
-    assert splice.feed(tokens(B, 14)) == [Emit(4, (14,), None, B)]
+    assert splice.feed(tokens(B, 4, 14)) == [said(4, 14)]
     assert splice.phase is Phase.MAIN
 
 
@@ -111,8 +116,8 @@ def test_catch_up_extends_while_rld_goes_on() -> None:
     """With catch-up, RLD writes during the extend and the final extend carries the small rest."""
     splice = begun(TERMS, *EAGER)
     assert splice.feed(KvReady()) == [StartLeg(B, LegKind.EXTEND, 4, 1, 0, True)]
-    assert splice.feed(tokens(A, 14)) == [Emit(4, (14,), None, A)]
-    assert splice.feed(tokens(B, 14, finish="length")) == []
+    assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
+    assert splice.feed(tokens(B, 4, 14, finish="length")) == []
     assert splice.feed(LegEnded(B)) == [CloseLeg(A), StartLeg(C, LegKind.FINAL, 5, 95, 0, True)]
     assert splice.sealed == 5 and splice.rounds == 1
 
@@ -123,34 +128,34 @@ def test_budgets_are_rebased_for_each_leg() -> None:
     assert splice.start()[0] == StartLeg(P, LegKind.PREFILL, 0, 1, 1, False)
     splice.feed(PREFILLED[0])
     assert splice.feed(PREFILLED[1]) == [StartLeg(A, LegKind.RELAY, 1, 49, 19, True)]
-    splice.feed(tokens(A, *range(100, 130)))
+    splice.feed(tokens(A, 1, *range(100, 130)))
     assert splice.feed(KvReady())[-1] == StartLeg(B, LegKind.FINAL, 31, 19, 0, True)
 
 
 def test_first_token_that_ends_the_answer_stops_everything() -> None:
     """SPL-16: EOS from P ends the answer, starts no decode leg and stops the transfer."""
-    actions = begun().feed(tokens(P, EOS, finish="stop"))
-    assert actions == [Emit(0, (EOS,), None, P), CloseLeg(P), End("stop", terminator=True, align=False)]
+    actions = begun().feed(tokens(P, 0, EOS, finish="stop"))
+    assert actions == [said(0, EOS), CloseLeg(P), End("stop", terminator=True, align=False)]
 
 
 def test_limit_of_one_needs_no_decode_leg() -> None:
     """SPL-13: max_tokens 1 gives P's token and ends."""
-    actions = begun(replace(TERMS, limit_tokens=1)).feed(tokens(P, 10, finish="length"))
-    assert actions == [Emit(0, (10,), None, P), CloseLeg(P), End("length", terminator=False, align=False)]
+    actions = begun(replace(TERMS, limit_tokens=1)).feed(tokens(P, 0, 10, finish="length"))
+    assert actions == [said(0, 10), CloseLeg(P), End("length", terminator=False, align=False)]
 
 
 def test_overshoot_is_cut() -> None:
     """SPL-51: ids beyond the limit never reach the client, whatever a leg delivers."""
     splice = begun(replace(TERMS, limit_tokens=3), *PREFILLED)
-    actions = splice.feed(tokens(A, 11, 12, 13, EOS, finish="stop"))
-    assert actions[0] == Emit(1, (11, 12), None, A)
+    actions = splice.feed(tokens(A, 1, 11, 12, 13, EOS, finish="stop"))
+    assert actions[0] == said(1, 11, 12)
     assert actions[-1] == End("length", terminator=False, align=True)
     assert splice.discarded_tokens == 2
 
 
 def test_answer_that_ends_at_rld_asks_for_alignment() -> None:
     """An answer that RLD ends is complete for the client, and MD may be brought into line."""
-    actions = begun(TERMS, *EAGER).feed(tokens(A, EOS, finish="stop"))
+    actions = begun(TERMS, *EAGER).feed(tokens(A, 4, EOS, finish="stop"))
     assert actions[-1] == End("stop", terminator=True, align=True)
 
 
@@ -165,7 +170,7 @@ def test_late_kv_turns_direct_into_relay() -> None:
     """When the KV is late, a relay takes over from waiting; the hand-off still comes."""
     splice = begun(replace(TERMS, route="direct"), *PREFILLED)
     assert splice.feed(KvLate()) == [StartLeg(A, LegKind.RELAY, 1, 99, 0, True)]
-    splice.feed(tokens(A, 11))
+    splice.feed(tokens(A, 1, 11))
     assert splice.feed(KvReady()) == [CloseLeg(A), StartLeg(B, LegKind.FINAL, 2, 98, 0, True)]
 
 
@@ -178,7 +183,9 @@ def test_classic_drops_the_prefill_token() -> None:
 
 def test_unsplittable_answer_fails_when_its_writer_dies() -> None:
     """An answer that must not be split ends in an error once its engine is lost in the middle."""
-    splice = begun(replace(TERMS, route="direct", splittable=False, classic=True), *PREFILLED, KvReady(), tokens(A, 5))
+    splice = begun(
+        replace(TERMS, route="direct", splittable=False, classic=True), *PREFILLED, KvReady(), tokens(A, 0, 5)
+    )
     assert splice.feed(LegFailed(A)) == [StopTransfer(), Fail(None)]
 
 
@@ -186,7 +193,7 @@ def test_passthrough_is_one_leg() -> None:
     """PassThrough starts MD at once and moves nothing."""
     splice = Splice(replace(TERMS, route="passthrough", relay_allowed=False))
     assert splice.start() == [StartLeg(P, LegKind.FINAL, 0, 100, 0, False)]
-    splice.feed(tokens(P, 1))
+    splice.feed(tokens(P, 0, 1))
     assert splice.phase is Phase.MAIN
 
 
@@ -202,7 +209,7 @@ def test_lost_main_is_told_until_one_has_answered() -> None:
     splice.feed(LegFailed(B))
     splice.feed(LegUnplaced(C))
     assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
-    splice.feed(tokens(E, 14, finish="length"))
+    splice.feed(tokens(E, 4, 14, finish="length"))
     assert splice.feed(LegEnded(E))[-1] == StartLeg(LegId(6), LegKind.FINAL, 4, 96, 0, True)
     assert told == [False, True, False]
 
@@ -230,10 +237,10 @@ def test_without_relay_and_kv_md_computes_the_prompt_again() -> None:
 
 def test_dead_md_is_replaced_by_rld_until_one_is_back() -> None:
     """MD dies in the middle: another MD, else RLD goes on and a later retry hands over again."""
-    splice = begun(replace(TERMS, decide=at_once), *EAGER, KvReady(), tokens(B, 14))
+    splice = begun(replace(TERMS, decide=at_once), *EAGER, KvReady(), tokens(B, 4, 14))
     assert splice.feed(LegFailed(B)) == [StartLeg(C, LegKind.FINAL, 5, 95, 0, True)]
     assert splice.feed(LegUnplaced(C)) == [RetryLater(2), StartLeg(D, LegKind.RELAY, 5, 95, 0, True)]
-    assert splice.feed(tokens(D, 15)) == [Emit(5, (15,), None, D)]
+    assert splice.feed(tokens(D, 5, 15)) == [said(5, 15)]
     assert splice.feed(RetryDue()) == [CloseLeg(D), StartLeg(LegId(5), LegKind.FINAL, 6, 94, 0, True)]
 
 
@@ -296,7 +303,7 @@ def test_client_gone_closes_everything_once() -> None:
     splice = begun(TERMS, *EAGER, KvReady())
     assert splice.feed(ClientGone()) == [CloseLeg(A), CloseLeg(B), StopTransfer()]
     assert splice.feed(ClientGone()) == []
-    assert splice.feed(tokens(A, 5)) == []
+    assert splice.feed(tokens(A, 4, 5)) == []
 
 
 @pytest.mark.parametrize(
@@ -332,7 +339,7 @@ def test_failed_extend_lets_rld_go_on() -> None:
     assert splice.feed(LegFailed(B)) == [StartLeg(C, LegKind.EXTEND, 4, 1, 0, True)]
     assert splice.feed(LegUnplaced(C)) == [RetryLater(2)]
     assert splice.phase is Phase.EAGER
-    assert splice.feed(tokens(A, 14)) == [Emit(4, (14,), None, A)]
+    assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
 
 
 ROUTES = st.sampled_from(["direct", "relay", "singular", "passthrough"])
@@ -411,12 +418,12 @@ def test_client_may_leave_or_stop_at_any_time(
     assert world.emitted == unsplit(100, None)[: len(world.emitted)]
 
 
-DONE = (*EAGER, tokens(A, EOS, finish="stop"))
+DONE = (*EAGER, tokens(A, 4, EOS, finish="stop"))
 
 
 @pytest.mark.parametrize(
     "event",
-    [KvReady(), KvFailed(), KvLate(), StopMatched(2), LegEnded(A), LegFailed(A), LegUnplaced(A), tokens(A, 5)],
+    [KvReady(), KvFailed(), KvLate(), StopMatched(2), LegEnded(A), LegFailed(A), LegUnplaced(A), tokens(A, 4, 5)],
     ids=lambda event: type(event).__name__,
 )
 def test_what_comes_after_the_end_changes_nothing(event: Event) -> None:
@@ -428,11 +435,11 @@ def test_what_comes_after_the_end_changes_nothing(event: Event) -> None:
 
 def test_a_retry_that_is_due_after_the_end_leads_to_nothing() -> None:
     """A back-off that outlives the answer opens no new transfer."""
-    splice = begun(TERMS, *EAGER, KvFailed(), tokens(A, EOS, finish="stop"))
+    splice = begun(TERMS, *EAGER, KvFailed(), tokens(A, 4, EOS, finish="stop"))
     assert splice.feed(RetryDue()) == []
 
 
 def test_a_finish_may_come_without_ids() -> None:
     """SPL-22, SPL-39: a leg that ends at once, with no id, ends the answer and shows nothing."""
-    actions = begun(replace(TERMS, decide=at_once), *EAGER, KvReady()).feed(tokens(B, finish="stop"))
+    actions = begun(replace(TERMS, decide=at_once), *EAGER, KvReady()).feed(tokens(B, 4, finish="stop"))
     assert actions == [CloseLeg(B), End("stop", terminator=False, align=False)]

@@ -5,7 +5,7 @@ import pytest
 from backends.engines.vllm import VllmEngine
 from backends.types import TransferRequest
 from gateway.fleet.pools import Instance, InstanceSpec
-from gateway.relay.leg_pace import HANDOFF_TOKENS, LegPace
+from gateway.relay.legs import HANDOFF_TOKENS, LegPace
 from gateway.relay.splice_events import LegId, LegKind, StartLeg
 from gateway.relay.timeouts import FirstTokenTimeouts
 from policies.rules import RelayRules
