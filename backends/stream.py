@@ -2,9 +2,9 @@
 
 It knows nothing of redirects, cookies, proxies or compression. Failures are those of ``backends.errors``.
 
-Ours stays: in ``tests/bench/bench_stream.py`` aiohttp comes close only while chunks are crowded, takes a fifth more CPU
-time for each chunk of a real stream and twice as much for each request; and it sends no POST again when a pooled
-connection turns out to be dead, nor tells whether an engine that hung up had begun to answer.
+Ours stays: in ``tests/bench/bench_stream.py`` aiohttp takes about a fifth more CPU time for each chunk and twice as
+much for each request, and it sends no POST again when a pooled connection turns out to be dead, nor tells whether an
+engine that hung up had begun to answer.
 """
 
 import asyncio
