@@ -25,7 +25,7 @@ from gateway.relay.splice_events import (
     StartLeg,
 )
 from gateway.relay.timeouts import FirstTokenTimeouts
-from gateway.relay.types import GenerationRequest, Tokens
+from gateway.relay.types import GenerationRequest, Room, Tokens
 from policies.rules import RelayRules
 from policies.types import Role
 
@@ -155,7 +155,7 @@ class Legs:
         self._running: dict[LegId, _Running] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining: set[asyncio.Task[None]] = set()
-        self.room = asyncio.Event()
+        self.room: Room = asyncio.Event()
         self._prefill: asyncio.Task[None] | None = None
         self._on_prefill_told: Callable[[], None] | None = None
         self.last_failure: BackendError | None = None

@@ -1,6 +1,5 @@
 """What the relay takes from the API layer and gives back to it: token ids only, no text."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -64,14 +63,28 @@ class Finish:
     cached_tokens: int | None
 
 
+class Room(Protocol):
+    """Whether a reader is near; ``asyncio.Event`` is one."""
+
+    def is_set(self) -> bool:
+        """Say whether it can take more."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until it can."""
+        ...
+
+
 class AnswerSink(Protocol):
     """Who gets an answer. It is called in the turn of the event loop in which an engine's bytes came, and never waits.
 
     A GatewayError that it raises ends the answer.
     """
 
-    room: asyncio.Event
-    """Not set: the reader is behind, and engines are not read until it is."""
+    @property
+    def room(self) -> Room:
+        """Engines are not read while the sink's reader is behind."""
+        ...
 
     def take(self, tokens: Tokens) -> None:
         """Take the next tokens, in order and without gaps."""

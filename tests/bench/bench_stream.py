@@ -1,7 +1,9 @@
-"""What a streamed chunk costs: the engine client against httpx, in one run, in CPU time of the client's process alone.
+"""What streams and requests cost: the engine client against aiohttp and httpx, interleaved in one run.
 
-``saturated``: the engine writes as fast as it can, so one wake-up carries many chunks. ``paced``: one wake-up a
-chunk, as in real streams. Both clients parse each event.
+CPU time of the client's process alone. All three carry the same legs under the same ``stream_leg``, so only the HTTP
+client differs. ``saturated``: the engine writes as fast as it can, so one wake-up carries many chunks. ``paced``: one
+wake-up a chunk, as in real streams. ``request``: legs of one token, one after another on a connection that stays open.
+A ratio is the rival's cost by ours, the median of short rounds in which all three take turns.
 """
 
 import asyncio
@@ -9,20 +11,24 @@ import contextlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from multiprocessing.connection import Connection
+from typing import Protocol, cast
 
+import aiohttp
 import httpx
 import orjson
 import uvloop
 
-from backends.engines.vllm import VllmEngine
-from backends.engines.vllm_completions import STREAM_OPTIONS
+from backends.engines.http_engine import stream_leg
+from backends.engines.vllm_completions import CompletionDecoder, encode_leg
+from backends.transport.client import HttpOrigin
 from backends.types import LegRequest
 
-SATURATED_CHUNKS = 20_000
-PACED_CHUNKS = 1_500
-ROUNDS = 3
+SATURATED_CHUNKS = 4_000
+PACED_CHUNKS = 300
+REQUESTS = 100
+ROUNDS = 25
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -73,43 +79,148 @@ def serve(port: Connection) -> None:
     asyncio.run(main())
 
 
-async def measure(read: Callable[[int, bool], Awaitable[int]], chunks: int, is_paced: bool) -> float:
-    """CPU microseconds a chunk, the median of a few rounds."""
-    costs = []
-    for _ in range(ROUNDS):
-        started = time.process_time()
-        assert await read(chunks, is_paced) == chunks
-        costs.append((time.process_time() - started) / chunks * 1e6)
-    return statistics.median(costs)
+class Client(Protocol):
+    """What ``stream_leg`` asks of an origin."""
+
+    async def send(
+        self, method: str, path: str, body: bytes, *, headers: Mapping[str, str], head_timeout_s: float
+    ) -> object:
+        """Return an answer whose head has come."""
+        ...
+
+
+class RivalAnswer:
+    """What ``stream_leg`` asks of an answer. The rivals' time limits hold for each read and cannot be moved."""
+
+    def __init__(self, status: int, content_type: str) -> None:
+        self.status = status
+        self.headers = {b"content-type": content_type.encode()}
+        self.is_over = False
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """Leave it to the client."""
+
+    def finish(self) -> None:
+        """Keep the connection."""
+        self.is_over = True
+
+
+class AiohttpAnswer(RivalAnswer):
+    """An answer of aiohttp."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        super().__init__(response.status, response.headers["Content-Type"])
+        self._response = response
+        self.read = response.content.readany
+
+    async def aclose(self) -> None:
+        """Read the rest of the framing, without which the connection is not used again; or close it."""
+        if not self.is_over:
+            self._response.close()
+        elif not self._response.content.at_eof():
+            await self._response.read()
+
+
+class HttpxAnswer(RivalAnswer):
+    """An answer of httpx."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        super().__init__(response.status_code, response.headers["Content-Type"])
+        self._response = response
+        self._pieces = response.aiter_raw()
+
+    async def read(self) -> bytes:
+        """Return the next piece."""
+        return await anext(self._pieces, b"")
+
+    async def aclose(self) -> None:
+        """Read the rest of the framing, without which the connection is not used again; or close it."""
+        while self.is_over and await self.read():
+            pass
+        await self._response.aclose()
+
+
+class AiohttpClient:
+    """aiohttp in the place of the engine client."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self._session = session
+        self._url = url
+
+    async def send(
+        self, method: str, path: str, body: bytes, *, headers: Mapping[str, str], head_timeout_s: float
+    ) -> AiohttpAnswer:
+        """Send a request."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=head_timeout_s)
+        answer = await self._session.request(method, self._url + path, data=body, headers=headers, timeout=timeout)
+        return AiohttpAnswer(answer)
+
+
+class HttpxClient:
+    """httpx in the place of the engine client."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client = client
+        self._url = url
+
+    async def send(
+        self, method: str, path: str, body: bytes, *, headers: Mapping[str, str], head_timeout_s: float
+    ) -> HttpxAnswer:
+        """Send a request."""
+        request = self._client.build_request(
+            method, self._url + path, content=body, headers=headers, timeout=head_timeout_s
+        )
+        return HttpxAnswer(await self._client.send(request, stream=True))
+
+
+@contextlib.asynccontextmanager
+async def open_clients(url: str) -> AsyncIterator[dict[str, Client]]:
+    """All three, by what their figures are called."""
+    async with (
+        aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False) as session,
+        httpx.AsyncClient() as client,
+    ):
+        origin = HttpOrigin(url)
+        yield {"": origin, "aiohttp": AiohttpClient(session, url), "httpx": HttpxClient(client, url)}
+        await origin.aclose()
+
+
+async def run_leg(client: Client, chunks: int, is_paced: bool) -> None:
+    """One leg to its end."""
+    leg = LegRequest("bench", "demo-model", [1, 2, 3], chunks, priority=int(is_paced))
+    origin, decoder = cast(HttpOrigin, client), CompletionDecoder(None)
+    stream = stream_leg(origin, "/v1/completions", encode_leg(leg), leg, decoder, lambda: None)
+    assert sum([len(chunk.token_ids) async for chunk in stream]) == chunks
+
+
+async def cost_us(client: Client, legs: int, chunks: int, is_paced: bool) -> float:
+    """CPU microseconds a chunk, of all legs."""
+    started = time.process_time()
+    for _ in range(legs):
+        await run_leg(client, chunks, is_paced)
+    return (time.process_time() - started) / (legs * chunks) * 1e6
 
 
 async def compare(url: str) -> dict[str, float]:
-    """Both clients, both paces."""
-    engine = VllmEngine("bench", url)
-
-    async def lean(chunks: int, is_paced: bool) -> int:
-        leg = LegRequest("bench", "demo-model", [1, 2, 3], chunks, priority=int(is_paced))
-        return sum([len(chunk.token_ids) async for chunk in engine.generate(leg)])
-
+    """Every client in turn, round by round."""
     figures: dict[str, float] = {}
-    async with httpx.AsyncClient() as client:
-
-        async def by_httpx(chunks: int, is_paced: bool) -> int:
-            body = {"max_tokens": chunks, "priority": int(is_paced), "stream_options": STREAM_OPTIONS}
-            tokens = 0
-            async with client.stream("POST", f"{url}/v1/completions", json=body) as response:
-                async for line in response.aiter_lines():
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        tokens += len(orjson.loads(line[6:])["choices"][0]["token_ids"])
-            return tokens
-
-        for pace, chunks in (("saturated", SATURATED_CHUNKS), ("paced", PACED_CHUNKS)):
-            lean_us = await measure(lean, chunks, pace == "paced")
-            httpx_us = await measure(by_httpx, chunks, pace == "paced")
-            figures[f"stream_{pace}_chunk_us"] = lean_us
-            figures[f"stream_{pace}_chunk_httpx_us"] = httpx_us
-            figures[f"stream_{pace}_httpx_ratio"] = httpx_us / lean_us
-    await engine.aclose()
+    async with open_clients(url) as clients:
+        for client in clients.values():
+            await run_leg(client, 100, False)
+        for label, legs, chunks, is_paced in (
+            ("saturated_chunk", 1, SATURATED_CHUNKS, False),
+            ("paced_chunk", 1, PACED_CHUNKS, True),
+            ("request", REQUESTS, 1, False),
+        ):
+            costs: dict[str, list[float]] = {name: [] for name in clients}
+            for _ in range(ROUNDS):
+                for name, client in clients.items():
+                    costs[name].append(await cost_us(client, legs, chunks, is_paced))
+            for name, values in costs.items():
+                figures[f"stream_{label}_{name}_us".replace("__", "_")] = statistics.median(values)
+            for name in ("aiohttp", "httpx"):
+                ratios = [theirs / ours for theirs, ours in zip(costs[name], costs[""], strict=True)]
+                figures[f"stream_{label.removesuffix('_chunk')}_{name}_ratio"] = statistics.median(ratios)
     return figures
 
 
@@ -128,7 +239,7 @@ def run() -> dict[str, float]:
         process.terminate()
         process.join()
     for name, value in figures.items():
-        print(f"{name:32} {value:8.2f}")
+        print(f"{name:34} {value:8.2f}")
     return figures
 
 
