@@ -1,10 +1,10 @@
-"""The tables of README.md that are made from the code: ``python -m tests.readme`` writes them, a test compares them."""
+"""The READMEs' tables that are made from the code: ``python -m tests.readme`` writes them, a test compares them."""
 
 import argparse
-import ast
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -23,7 +23,16 @@ from policies.rule_documents import RuleDocument
 from policies.rules import Rules
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+TABLES: dict[str, tuple[str, ...]] = {
+    "README.md": (),
+    "CONTRIBUTING.md": (),
+    "gateway/README.md": ("settings", "commands", "metrics"),
+    "backends/README.md": (),
+    "policies/README.md": ("reasons", "rules"),
+    "docker/README.md": (),
+    "tests/README.md": (),
+}
+"""The documents, and which generated tables each holds."""
 
 
 def struct_rows(kind: type[msgspec.Struct], prefix: str = "", skip: tuple[type, ...] = ()) -> list[str]:
@@ -118,22 +127,6 @@ def verb_rows(name: str, parser: argparse.ArgumentParser) -> list[str]:
     ]
 
 
-def module_rows() -> list[str]:
-    """One row for each module: the first line of its docstring."""
-    rows = []
-    for package in ("gateway", "policies", "backends"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-            if path.name != "__init__.py" and doc:
-                rows.append(f"| `{path.relative_to(ROOT)}` | {_first_sentence(doc)} |")
-    return rows
-
-
-def _first_sentence(doc: str) -> str:
-    paragraph = " ".join(doc.split("\n\n")[0].split())
-    return re.split(r"(?<=[.!?])\s", paragraph)[0].replace("``", "`")
-
-
 def tables() -> dict[str, list[str]]:
     """Every generated table by its marker."""
     return {
@@ -142,21 +135,33 @@ def tables() -> dict[str, list[str]]:
         "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
         "reasons": ["| reason | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in REASONS.items())],
         "commands": ["| command | what it does |", "|---|---|", *command_rows()],
-        "modules": ["| module | what it is |", "|---|---|", *module_rows()],
     }
 
 
-def fill(text: str) -> str:
-    """The README with its generated tables as they should be."""
-    for name, rows in tables().items():
-        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-        before, found, rest = text.partition(start)
-        _, found_end, after = rest.partition(end)
-        if not (found and found_end):
-            raise ValueError(f"README.md has no table between {start.strip()} and {end}")
-        text = before + start + "\n".join(rows) + "\n" + end + after
+def read_document(name: str) -> str:
+    """Return a document's text."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def find_table(text: str, name: str) -> tuple[str, str, str]:
+    """Return what stands before a table, in it, and behind it; its markers belong to the outer parts."""
+    start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, found, rest = text.partition(start)
+    inside, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise ValueError(f"there is no table between {start.strip()} and {end}")
+    return before + start, inside, end + after
+
+
+def fill(text: str, names: Iterable[str]) -> str:
+    """Return a document with its generated tables as they should be."""
+    rows = tables()
+    for name in names:
+        before, _, after = find_table(text, name)
+        text = before + "\n".join(rows[name]) + "\n" + after
     return text
 
 
 if __name__ == "__main__":
-    README.write_text(fill(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for document, held in TABLES.items():
+        (ROOT / document).write_text(fill(read_document(document), held), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The adapter that README.md shows is one: it is installed as written there, and a gateway serves with it."""
+"""The adapter that backends/README.md shows is one: it is installed as written there, and a gateway serves with it."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ from tests.fakes.engine import answer, send_piece
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
 from tests.gateway.model_dir import model_dir
-from tests.readme import README
+from tests.readme import read_document
 
 __all__ = ["model_dir"]
 
@@ -27,7 +27,7 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 def code_block(language: str, holding: str) -> str:
     """The README's only code block of a language that holds a text."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```", README.read_text(encoding="utf-8"), re.M | re.S)
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", read_document("backends/README.md"), re.M | re.S)
     (found,) = [block for block in blocks if holding in block]
     return str(found)
 

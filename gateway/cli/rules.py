@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("watch", "print every change and every refusal as it happens")
     add("schema", "print the JSON Schema of a document")
     test = add("test", "say which requests of a trace would get another plan under a file", file="")
-    test.add_argument("--requests", type=Path, required=True, metavar="FILE", help="a trace, see README")
+    test.add_argument("--requests", type=Path, required=True, metavar="FILE", help="a trace, see policies/README.md")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -54,7 +54,7 @@ class EngineSettings(Section, frozen=True):
     url: Annotated[Url, Meta(description="Base URL of its OpenAI-compatible API.")]
     kind: Annotated[
         Name,
-        Meta(description="Its adapter: ``vllm``, ``sglang``, or one that an installed package registers (see README)."),
+        Meta(description="Its adapter: ``vllm``, ``sglang``, or an installed package's (see backends/README.md)."),
     ] = "vllm"
     options: Annotated[dict[str, Any], Meta(description="What its adapter wants to know beside.")] = msgspec.field(
         default_factory=dict

@@ -34,7 +34,6 @@ def role_of(name: str) -> str:
 
 
 def region_of(name: str) -> str:
-    """Where an engine stands."""
     return "b" if role_of(name) == "MD" else "a"
 
 
@@ -85,7 +84,6 @@ class ReferenceKit:
     kv_name: str | None = None
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Nothing."""
         return {}
 
     def companions(self, cluster: "Cluster") -> list[Child]:
@@ -93,7 +91,6 @@ class ReferenceKit:
         return []
 
     def engine(self, cluster: "Cluster", name: str, listen: str = "127.0.0.1:0") -> Child:
-        """See ``EngineKit``."""
         plan = cluster.plan
         role = {"P": "prefill", "RLD": "relay", "MD": "main"}[role_of(name)]
         arguments = ["--role", role, "--model", str(plan.model), "--served-model-name", MODEL]
@@ -154,7 +151,6 @@ class Cluster:
             (await client.post(f"{self.children['wan'].url}/{verb}", json=body)).raise_for_status()
 
     def settings(self, listen: str, kv_bytes_per_token: int) -> dict[str, Any]:
-        """The gateway's configuration for this cluster."""
         engines = []
         for name, child in self.children.items():
             if name in self.kv_events:
@@ -223,7 +219,6 @@ async def _start_engines(cluster: Cluster, stack: AsyncExitStack, progress: Call
 
 
 async def find_kv_events(client: httpx.AsyncClient, url: str) -> EngineEvents:
-    """Ask an engine where it publishes its KV events."""
     reply = (await client.get(f"{url}/kv_event_sources")).raise_for_status()
     return msgspec.json.decode(reply.content, type=dict[str, EngineEvents])["0"]
 
@@ -274,7 +269,7 @@ async def start_all(children: Sequence[Child]) -> None:
 
 
 def find_free_ports(count: int) -> list[int]:
-    """Ports that nobody uses just now."""
+    # All are held open together: closed one by one, the same port could come twice.
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(one.getsockname()[1]) for one in sockets]
     for one in sockets:

@@ -33,7 +33,6 @@ LONGEST_ANSWER_TOKENS = 2000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's options."""
     parser.add_argument("--once", action="store_true", help="end after the table instead of serving")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parser.add_argument("--model", type=Path, default=MODEL_DIR, metavar="DIR", help="any Llama or Qwen directory")

@@ -45,7 +45,6 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:

@@ -18,7 +18,6 @@ TITLES = {
 
 
 def print_table(console: Console, runs: dict[str, ScenarioRun], rtt_s: float) -> None:
-    """One row for each scenario."""
     table = Table(title=f"Two regions, WAN round trip {rtt_s * 1000:.0f} ms")
     for name in (
         "scenario",

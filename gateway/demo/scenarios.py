@@ -18,6 +18,7 @@ ChatTurn = dict[str, str]
 
 NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
 ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
+# Below the built-in threshold: the table shows how small the joint can be.
 CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 4}}
 
 
@@ -44,7 +45,6 @@ class ScenarioRun:
 
     @property
     def ids(self) -> list[int]:
-        """All ids of the answer."""
         return [id_ for _, _, ids in self.moments for id_ in ids]
 
     def text_until(self, ends: frozenset[int]) -> str:
@@ -142,7 +142,6 @@ async def warm_up(base_url: str) -> ScenarioRun:
 
 
 def user(content: str) -> ChatTurn:
-    """A user's message."""
     return {"role": "user", "content": content}
 
 

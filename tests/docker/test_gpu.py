@@ -1,4 +1,4 @@
-"""compose.gpu.yaml tells vLLM what README tells of NIXL, each engine by its own name and on its own GPU."""
+"""compose.gpu.yaml tells vLLM what backends/README.md tells of NIXL, each engine by its own name and on its own GPU."""
 
 import json
 from typing import Any
@@ -29,8 +29,8 @@ def test_the_link_has_the_path_of_the_engines(compose: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_options_are_documented(compose: dict[str, Any], name: str) -> None:
-    """Every option is one that README or `make e2e` gives to vLLM."""
-    known = (ROOT / "README.md").read_text(encoding="utf-8")
+    """Every option is one that backends/README.md or `make e2e` gives to vLLM."""
+    known = (ROOT / "backends" / "README.md").read_text(encoding="utf-8")
     known += (ROOT / "tests" / "e2e" / "kit.py").read_text(encoding="utf-8")
     assert all(word in known for word in argv_of(compose["services"][name]) if word.startswith("--"))
     assert all(key in known for key in compose["services"][name]["environment"] if key.startswith("VLLM"))
