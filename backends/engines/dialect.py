@@ -15,15 +15,15 @@ class IdTally:
         self.tokens = 0
         self._has_finish = False
 
-    def add(self, count: int) -> None:
-        """So many ids came. Raises EngineBroken after the finish_reason."""
+    def add(self, count: int, made_tokens: int | None = None) -> None:
+        """So many ids came; ``made_tokens``: the engine says how many it made in all.
+
+        Raises EngineBroken after the finish_reason, IdsMissing when some did not come.
+        """
         if count and self._has_finish:
             raise EngineBroken("token ids after the finish_reason")
         self.tokens += count
-
-    def compare(self, made_tokens: int) -> None:
-        """The engine says how many it made. Raises IdsMissing."""
-        if made_tokens > self.tokens:
+        if made_tokens is not None and made_tokens > self.tokens:
             raise IdsMissing(f"{made_tokens} tokens were made, ids of {self.tokens} came")
 
     def finish(self) -> None:

@@ -46,7 +46,7 @@ async def stream_leg(
     response = await post_leg(origin, path, body, leg)
     try:
         await check_stream(response)
-        now_s = asyncio.get_running_loop().time
+        now_s, connection = asyncio.get_running_loop().time, response.connection
         parser = SseParser()
         while not decoder.is_done:
             data = await response.read()
@@ -57,7 +57,7 @@ async def stream_leg(
                 if chunk:
                     yield chunk
                     if chunk.token_ids:
-                        response.set_deadline(now_s() + leg.idle_timeout_s)
+                        connection.deadline_s = now_s() + leg.idle_timeout_s
         response.finish()
     except IdsMissing:
         note_loss()

@@ -141,7 +141,7 @@ class GenerateDecoder:
         finish, stop_reason = self._read_finish(meta)
         if finish is None:
             return LegChunk(ids, logprobs) if ids else None
-        self._tally.compare(meta.completion_tokens)
+        self._tally.add(0, meta.completion_tokens)
         self._tally.finish()
         usage = LegUsage(meta.prompt_tokens, self._tally.tokens, meta.cached_tokens)
         return LegChunk(ids, logprobs, finish, stop_reason, usage)

@@ -135,30 +135,27 @@ class CompletionDecoder:
             return None
         if event == b"[DONE]":
             return self._end()
-        chunk = parse_chunk(event)
+        try:
+            chunk = _decode_chunk(event)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            chunk = parse_odd_chunk(event)
         if chunk.error is not None or (chunk.message is not None and chunk.choices is None):
             raise self._failure(chunk.error if chunk.error is not None else msgspec.structs.asdict(chunk))
         self._is_first = False
         if not chunk.choices:
             return self._end_usage(chunk.usage)
         choice = chunk.choices[0]
-        ids = choice.token_ids
-        if ids:
-            self._tally.add(len(ids))
-        elif ids is None and choice.text:
+        ids, self._told = choice.token_ids, chunk.usage or self._told
+        if ids is None and choice.text:
             raise IdsMissing("the engine streams text without token ids")
-        if chunk.usage is not None:
-            self._compare(chunk.usage)
-            self._told = chunk.usage
-        finish = self._finish(choice.finish_reason)
+        self._tally.add(len(ids or ()), chunk.usage.completion_tokens if chunk.usage is not None else None)
+        finish = self._finish(choice.finish_reason) if choice.finish_reason else None
         if not (ids or finish):
             return None
         logprobs = _token_logprobs(choice.logprobs, ids, self._alternatives or 0) if choice.logprobs and ids else None
         return LegChunk(tuple(ids or ()), logprobs, finish, choice.stop_reason if finish else None)
 
-    def _finish(self, reason: str | None) -> EngineFinish | None:
-        if not reason:
-            return None
+    def _finish(self, reason: str) -> EngineFinish:
         finish = _FINISHES.get(reason)
         if finish is None:
             raise EngineFailed(f"finish_reason {safe_word(reason)}")
@@ -173,15 +170,11 @@ class CompletionDecoder:
             return failure
         return EngineFailed(f"error event, code {safe_word(code)}")
 
-    def _compare(self, usage: _Usage) -> None:
-        if usage.completion_tokens is not None:
-            self._tally.compare(usage.completion_tokens)
-
     def _end_usage(self, usage: _Usage | None) -> LegChunk | None:
         """Take a chunk that has nothing but usage."""
         if usage is None:
             return None
-        self._compare(usage)
+        self._tally.add(0, usage.completion_tokens)
         self._told = None
         return LegChunk(usage=_leg_usage(usage))
 
@@ -192,12 +185,8 @@ class CompletionDecoder:
         return LegChunk(usage=_leg_usage(self._told)) if self._told is not None else None
 
 
-def parse_chunk(event: bytes) -> _Chunk:
-    """Decode one event; NaN and Infinity, which are not JSON but do occur, are taken. Raises EngineBroken."""
-    try:
-        return _decode_chunk(event)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
+def parse_odd_chunk(event: bytes) -> _Chunk:
+    """Decode an event that is no proper JSON: NaN and Infinity do occur, and are taken. Raises EngineBroken."""
     try:
         return msgspec.convert(json.loads(event), _Chunk)
     except (ValueError, RecursionError) as error:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import ssl
 from collections import deque
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -26,18 +26,17 @@ IDLE_EXPIRY_S = 60.0
 class Response:
     """One answer, from its head on. End it by ``finish`` (the connection may be used again) or ``aclose``."""
 
-    __slots__ = ("_connection", "_is_over", "headers", "status")
+    __slots__ = ("_is_over", "connection", "headers", "read", "status")
 
     def __init__(self, connection: HttpConnection) -> None:
-        self._connection = connection
+        self.connection = connection
+        """Its ``deadline_s`` may be moved at any time."""
         self._is_over = False
         self.status = connection.status
         self.headers = connection.headers
         """Names in lower case; of several lines with one name, the last."""
-
-    def read(self) -> Coroutine[Any, Any, bytes]:
-        """Await this for the next piece of the body, b"" at its end. Raises EngineTimeout or EngineBroken."""
-        return self._connection.read()
+        self.read: Callable[[], Coroutine[Any, Any, bytes]] = connection.read
+        """Await it for the next piece of the body, b"" at its end. Raises EngineTimeout or EngineBroken."""
 
     async def body(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Read the rest and finish. Raises as ``read`` does, and EngineBroken when it is larger than ``max_bytes``."""
@@ -50,22 +49,18 @@ class Response:
         self.finish()
         return b"".join(pieces)
 
-    def set_deadline(self, deadline_s: float) -> None:
-        """Loop time by which a byte that is being waited for must have come; costs one assignment."""
-        self._connection.deadline_s = deadline_s
-
     def finish(self) -> None:
         """All that is wanted was read; what is left of the transport's own framing is read behind the scenes."""
         if not self._is_over:
             self._is_over = True
-            self._connection.finish()
+            self.connection.finish()
 
     async def aclose(self) -> None:
         """Close the connection now, unless ``finish`` was called; it is closed when this returns. Idempotent."""
         if not self._is_over:
             self._is_over = True
-            self._connection.abort()
-            await self._connection.closed()
+            self.connection.abort()
+            await self.connection.closed()
 
 
 class HttpOrigin:

@@ -90,7 +90,13 @@ class HttpConnection(asyncio.Protocol):
                 return b""
             if self._error:
                 raise self._error
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            if self._timer is None or self._timer.when() > self.deadline_s:
+                self._arm()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
         self._buffered_bytes = 0
@@ -191,7 +197,9 @@ class HttpConnection(asyncio.Protocol):
         self._buffered_bytes += len(body)
         if not self._is_draining:
             self._chunks.append(body)
-            self._wake()
+            waiter = self._waiter
+            if waiter and not waiter.done():
+                waiter.set_result(None)
 
     def on_message_complete(self) -> None:
         """Called at the end of a body whose end can be told from its bytes."""
@@ -229,14 +237,17 @@ class HttpConnection(asyncio.Protocol):
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
-        if self._timer and self._timer.when() > self.deadline_s:
-            self._cancel_timer()
-        if self._timer is None:
-            self._timer = self._loop.call_at(self.deadline_s, self._on_timer)
+        self._arm()
         try:
             await self._waiter
         finally:
             self._waiter = None
+
+    def _arm(self) -> None:
+        if self._timer and self._timer.when() > self.deadline_s:
+            self._cancel_timer()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self.deadline_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None

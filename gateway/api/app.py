@@ -11,13 +11,13 @@ from starlette.routing import Route
 
 from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
+from gateway.api.choices import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
 from gateway.api.endpoint import GenerationEndpoint, Prepare
 from gateway.api.exchange import Access, RequestLimits
-from gateway.api.formats import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.models import Models
 from gateway.api.outside import OverflowAnswers, Passthrough
-from gateway.api.wire import encode
+from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
 from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
@@ -79,10 +79,10 @@ def model_routes(models: Models, state: ApiState) -> list[Route]:
         return state.access.rules_of(tenant, "").models
 
     async def list_models(request: Request) -> Response:
-        return Response(encode(models.list(rules_for(request))), media_type=JSON)
+        return Response(encode_json(models.list(rules_for(request))), media_type=JSON)
 
     async def show_model(request: Request) -> Response:
-        return Response(encode(models.card(request.path_params["name"], rules_for(request))), media_type=JSON)
+        return Response(encode_json(models.card(request.path_params["name"], rules_for(request))), media_type=JSON)
 
     return [
         Route("/v1/models", list_models, methods=["GET"]),

@@ -9,10 +9,9 @@ from starlette.types import Receive, Scope, Send
 
 from backends.engines.external import ExternalUsage
 from gateway import errors
-from gateway.api.choice import Choice, count_cached
+from gateway.api.choices import AnswerFormat, Choice, count_cached
 from gateway.api.client_fields import without_internal
 from gateway.api.exchange import Access, Asked, RequestLimits, hold_exchange, parse
-from gateway.api.formats import AnswerFormat
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest

@@ -11,9 +11,9 @@ from gateway.api.wire import ChatFields, GenerationFields
 from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
+from gateway.text.detokenise import TextOptions
 from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
-from gateway.text.output import TextOptions
 from gateway.text.tokenise import PromptTooLong
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules

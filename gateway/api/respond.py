@@ -10,8 +10,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from gateway.api.choice import Choice, count_cached
-from gateway.api.formats import AnswerFormat, Gathered
+from gateway.api.choices import AnswerFormat, Choice, Gathered, count_cached
 from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
     AnswerBody,
@@ -19,8 +18,8 @@ from gateway.api.wire import (
     PromptTokensDetails,
     TokenOrigin,
     UsageBody,
-    encode,
     encode_event,
+    encode_json,
 )
 from gateway.errors import GatewayError, RawHeaders, encode_error
 from gateway.http.client import Client, EventStream
@@ -59,12 +58,12 @@ class StreamWriter:
         job = self._job
         opening = b"" if self._opened[index] else self._open(index)
         addition = self._choices[index].take(tokens)
-        if addition is None or not (addition.has_text or job.shows_ids):
+        if addition is None or not (addition.content or addition.reasoning or addition.calls or job.shows_ids):
             return opening
         answer = self._answer([self._form.add(job, index, addition)])
         if job.traced:
             answer.pdd = TokenOrigin(tokens.role, tokens.instance, tokens.position)
-        return opening + encode_event(answer)
+        return b"%sdata: %s\n\n" % (opening, encode_json(answer))
 
     def finish(self, index: int, finish: Finish) -> bytes:
         """Return the bytes of a choice's end."""
@@ -180,7 +179,7 @@ async def write_whole(
     if job.return_token_ids and form.whole_object == "chat.completion":
         answer.prompt_token_ids = list(job.prompts[0])
     answer.pdd = [origin for sink in sinks for origin in sink.gathered.origins] if job.traced else UNSET
-    body = encode(answer)
+    body = encode_json(answer)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await client.send({"type": "http.response.start", "status": 200, "headers": lines})
     await client.send({"type": "http.response.body", "body": body, "more_body": False})

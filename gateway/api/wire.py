@@ -234,11 +234,10 @@ class ModelList(Struct):
     object: str = "list"
 
 
-def encode(value: Struct) -> bytes:
-    """Return JSON bytes."""
-    return msgspec.json.encode(value)
+encode_json = msgspec.json.Encoder().encode
+"""Return JSON bytes."""
 
 
 def encode_event(value: Struct) -> bytes:
     """Return one SSE event with the value as its data."""
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"
+    return b"data: %s\n\n" % encode_json(value)

@@ -175,7 +175,7 @@ async def _relay(
             if is_stream:
                 record.usage.feed(piece)
             await client.send({"type": "http.response.body", "body": piece, "more_body": True})
-            response.set_deadline(asyncio.get_running_loop().time() + server.idle_timeout_s)
+            response.connection.deadline_s = asyncio.get_running_loop().time() + server.idle_timeout_s
             piece = await response.read()
     except BackendError as error:
         record.broken(error)
@@ -194,7 +194,7 @@ async def _read_whole(response: Response, first: bytes, server: PassthroughServe
     pieces, size = [first], len(first)
     try:
         while pieces[-1]:
-            response.set_deadline(asyncio.get_running_loop().time() + server.idle_timeout_s)
+            response.connection.deadline_s = asyncio.get_running_loop().time() + server.idle_timeout_s
             pieces.append(await response.read())
             size += len(pieces[-1])
             if size > MAX_WHOLE_BYTES:

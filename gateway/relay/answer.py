@@ -85,8 +85,11 @@ class RelayAnswer:
         self._tick = self._loop.call_later(self._plan.rules.keepalive_s, self._on_quiet)
         try:
             self._is_obeying = True
-            self._obey(self._splice.start())
-            self._feed_arrived()
+            for action in self._splice.start():
+                self._obey(action)
+            self._is_obeying = False
+            if self._arrived:
+                self._feed(self._arrived.popleft())
             await self._over
         finally:
             self._tick.cancel()
@@ -115,10 +118,8 @@ class RelayAnswer:
 
     def _feed(self, event: Event) -> None:
         self._arrived.append(event)
-        if not self._is_obeying:
-            self._feed_arrived()
-
-    def _feed_arrived(self) -> None:
+        if self._is_obeying:
+            return
         self._heard_s = self._loop.time()
         self._is_obeying = True
         try:
@@ -126,33 +127,34 @@ class RelayAnswer:
                 event = self._arrived.popleft()
                 if isinstance(event, LegEnded | LegFailed) and self._ends_prefill(event):
                     self._on_prefilled()
-                self._obey(self._splice.feed(event))
+                for action in self._splice.feed(event):
+                    self._obey(action)
         except IllegalEvent as error:
             self._end_with(error)
         finally:
             self._is_obeying = False
 
-    def _obey(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Tokens():
-                    self._outbox.add(action, filling=self._splice.phase is Phase.CATCH_UP)
-                case StartLeg():
-                    self._legs.start(action, self._splice.log)
-                case CloseLeg(leg):
-                    self._legs.close(leg)
-                case StartTransfer():
-                    self._transfer.start()
-                case StopTransfer():
-                    self._transfer.stop("stopped")
-                case RetryLater(attempt):
-                    rules = self._plan.rules
-                    wait_s = rules.transfer_retry_backoff_s * 2.0 ** min(attempt - 1, 30)
-                    self._later(min(wait_s, rules.transfer_retry_backoff_max_s), RetryDue())
-                case End():
-                    self._end(action)
-                case Fail(refused):
-                    self._fail(refused)
+    def _obey(self, action: Action) -> None:
+        match action:
+            case Tokens():
+                if not self._outbox.holds(action, filling=self._splice.phase is Phase.CATCH_UP):
+                    self._give(action)
+            case StartLeg():
+                self._legs.start(action, self._splice.log)
+            case CloseLeg(leg):
+                self._legs.close(leg)
+            case StartTransfer():
+                self._transfer.start()
+            case StopTransfer():
+                self._transfer.stop("stopped")
+            case RetryLater(attempt):
+                rules = self._plan.rules
+                wait_s = rules.transfer_retry_backoff_s * 2.0 ** min(attempt - 1, 30)
+                self._later(min(wait_s, rules.transfer_retry_backoff_max_s), RetryDue())
+            case End():
+                self._end(action)
+            case Fail(refused):
+                self._fail(refused)
 
     def _ends_prefill(self, event: LegEnded | LegFailed) -> bool:
         """Whether no P will compute any more; one that failed without a token is replaced."""

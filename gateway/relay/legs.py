@@ -102,15 +102,10 @@ class LegPace:
     def __post_init__(self) -> None:
         self.instance.extending_tokens += self.lacking_tokens
 
-    def note(self, tokens: int, now_s: float) -> bool:
-        """Take the next tokens; whether they are the first."""
-        is_first = self.first_s is None
-        if is_first:
-            self.first_s = now_s
-            self.instance.extending_tokens -= self.lacking_tokens
-        self.last_s = now_s
-        self.tokens += tokens
-        return is_first
+    def begin(self, now_s: float) -> None:
+        """The first tokens are there. Those after them only move ``last_s`` and ``tokens`` on."""
+        self.first_s = now_s
+        self.instance.extending_tokens -= self.lacking_tokens
 
     def end(self) -> None:
         """Let the instance's figures learn from the leg; one that brought nothing teaches nothing."""
@@ -251,8 +246,12 @@ class Legs:
                     if chunk.usage is not None:
                         self._note_usage(start, chunk.usage)
                     ids = chunk.token_ids
-                    if ids and pace.note(len(ids), clock()):
-                        self._on_first(start, instance, request)
+                    if ids:
+                        pace.last_s = clock()
+                        pace.tokens += len(ids)
+                        if pace.first_s is None:
+                            pace.begin(pace.last_s)
+                            self._on_first(start, instance, request)
                     finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
                     if finish and start.leg in self._running:
                         self._running[start.leg].said_last = True

@@ -61,14 +61,14 @@ class Outbox:
         self._give = give
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, tokens: Tokens, *, filling: bool) -> None:
-        """Give tokens out when the pacer says; ``filling``: MD is catching up."""
+    def holds(self, tokens: Tokens, *, filling: bool) -> bool:
+        """Say whether tokens are given later, when the pacer says, and not now; ``filling``: MD is catching up."""
         now_s = self._clock()
         due_s = self._pacer.schedule(now_s, len(tokens.ids), filling=filling)
         if due_s <= now_s and not self._waiting:
-            self._give(tokens)
-        else:
-            self._hold(due_s, tokens)
+            return False
+        self._hold(due_s, tokens)
+        return True
 
     def end(self, end: Finish | GatewayError) -> None:
         """Give the end right after all that waits."""

@@ -55,7 +55,6 @@ from gateway.relay.splice_events import (
     StopMatched,
     StopTransfer,
 )
-from gateway.relay.types import Tokens
 from policies.handoff import ExtendBatch, FinalNow, HandoffStep
 
 
@@ -83,12 +82,14 @@ class SpliceTerms:
 class _Leg:
     kind: LegKind
     base: int
+    shown: bool
+    """What it returns may become part of the log."""
     received: int = 0
 
 
 @dataclass(slots=True)
 class Splice:
-    """State of one answer. Read ``log``, ``phase``, ``kv``, ``discarded_tokens`` and ``made`` freely; write nothing."""
+    """State of one answer. Read ``log``, ``phase``, ``kv`` and ``discarded_tokens`` freely; write nothing."""
 
     terms: SpliceTerms
     phase: Phase = Phase.PREFILL
@@ -98,7 +99,6 @@ class Splice:
     rounds: int = 0
     _previous_pending: int | None = None
     discarded_tokens: int = 0
-    made: dict[LegKind, int] = field(default_factory=dict)
     _legs: dict[LegId, _Leg] = field(default_factory=dict)
     _next_leg: int = 0
     _writer: LegId | None = None
@@ -128,7 +128,9 @@ class Splice:
     def feed(self, event: Event) -> list[Action]:
         """Take one event, give the actions that follow from it. Raises IllegalEvent."""
         match event:
-            case LegTokens() | LegEnded() | LegFailed() | LegUnplaced():
+            case LegTokens():
+                self._on_tokens(event)
+            case LegEnded() | LegFailed() | LegUnplaced():
                 self._on_leg(event)
             case KvReady() | KvFailed() | KvLate():
                 self._on_kv(event)
@@ -141,41 +143,22 @@ class Splice:
                 self._out.append(StopTransfer())
             case ClientGone():
                 pass
-        return self._flush()
+        out, self._out = self._out, []
+        return out
 
     # Legs
 
-    def _on_leg(self, event: LegTokens | LegEnded | LegFailed | LegUnplaced) -> None:
-        if not 0 <= event.leg < self._next_leg:
-            raise IllegalEvent(f"leg {event.leg} was never started")
+    def _on_tokens(self, event: LegTokens) -> None:
+        tokens, count = event.tokens, len(event.tokens.ids)
         leg = self._legs.get(event.leg)
         if leg is None:
-            if isinstance(event, LegTokens):
-                self.discarded_tokens += len(event.tokens.ids)
+            self._check_started(event.leg)
+            self.discarded_tokens += count
             return
-        match event:
-            case LegTokens():
-                self._on_tokens(event, leg)
-            case LegEnded():
-                self._drop(event.leg)
-                self._on_ended(leg)
-            case LegFailed(refused=True) if not self.log:
-                self._drop(event.leg)
-                self._fail(event.leg)
-            case LegFailed():
-                self._drop(event.leg)
-                self._on_lost(leg)
-            case LegUnplaced():
-                self._drop(event.leg)
-                self._on_no_instance(leg)
-
-    def _on_tokens(self, event: LegTokens, leg: _Leg) -> None:
-        tokens = event.tokens
-        count = len(tokens.ids)
         if tokens.position != leg.base + leg.received:
             raise IllegalEvent(f"leg {event.leg} is at {leg.base + leg.received}, not at {tokens.position}")
         leg.received += count
-        if not self._may_write(event.leg, leg, tokens.position):
+        if not leg.shown or (self._writer != event.leg and not self._is_next(tokens.position)):
             self.discarded_tokens += count
             return
         room = self.terms.limit_tokens - len(self.log)
@@ -183,27 +166,41 @@ class Splice:
             self.discarded_tokens += count - room
             tokens = replace(tokens, ids=tokens.ids[:room], logprobs=tokens.logprobs and tokens.logprobs[:room])
         if tokens.ids:
-            self._write(event.leg, leg, tokens)
+            self._writer = event.leg
+            self._attempts = 0
+            self.log += tokens.ids
+            self._out.append(tokens)
+            if self.phase is Phase.FINAL:
+                self.phase = Phase.MAIN
+                self._setbacks = 0
+                self._main_lost = False
         if event.finish == "stop" and count <= room:
             self._end("stop")
-        elif len(self.log) >= self.terms.limit_tokens or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
+        elif count >= room or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
             self._end("length")
 
-    def _write(self, id_: LegId, leg: _Leg, tokens: Tokens) -> None:
-        self._writer = id_
-        self._attempts = 0
-        self.made[leg.kind] = self.made.get(leg.kind, 0) + len(tokens.ids)
-        self.log += tokens.ids
-        self._out.append(tokens)
-        if self.phase is Phase.FINAL:
-            self.phase = Phase.MAIN
-            self._setbacks = 0
-            self._main_lost = False
+    def _is_next(self, position: int) -> bool:
+        return self._writer is None and position == len(self.log)
 
-    def _may_write(self, id_: LegId, leg: _Leg, position: int) -> bool:
-        if leg.kind is LegKind.EXTEND or (leg.kind is LegKind.PREFILL and self.terms.classic):
-            return False
-        return self._writer == id_ or (self._writer is None and position == len(self.log))
+    def _check_started(self, id_: LegId) -> None:
+        if not 0 <= id_ < self._next_leg:
+            raise IllegalEvent(f"leg {id_} was never started")
+
+    def _on_leg(self, event: LegEnded | LegFailed | LegUnplaced) -> None:
+        self._check_started(event.leg)
+        leg = self._legs.get(event.leg)
+        if leg is None:
+            return
+        self._drop(event.leg)
+        match event:
+            case LegEnded():
+                self._on_ended(leg)
+            case LegFailed(refused=True) if not self.log:
+                self._fail(event.leg)
+            case LegFailed():
+                self._on_lost(leg)
+            case LegUnplaced():
+                self._on_no_instance(leg)
 
     def _on_ended(self, leg: _Leg) -> None:
         if leg.kind is LegKind.PREFILL and leg.received:
@@ -357,7 +354,8 @@ class Splice:
         base = len(self.log) if base is None else base
         id_ = LegId(self._next_leg)
         self._next_leg += 1
-        self._legs[id_] = _Leg(kind, base)
+        shown = kind is not LegKind.EXTEND and not (kind is LegKind.PREFILL and self.terms.classic)
+        self._legs[id_] = _Leg(kind, base, shown)
         one = kind in (LegKind.PREFILL, LegKind.EXTEND)
         max_tokens = 1 if one else self.terms.limit_tokens - base
         least = 0 if kind is LegKind.EXTEND else max(0, self.terms.min_tokens - base)

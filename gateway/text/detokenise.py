@@ -1,4 +1,4 @@
-"""Token ids to text, one id at a time.
+"""Token ids to the text that a client may see, one id at a time. No I/O.
 
 The text of all pushes and the flush together is what the tokenizer's one-shot ``decode`` makes of the same ids, however
 they arrive, and no push raises. State is never seeded with a prompt: an answer's text is made of its own ids alone.
@@ -9,8 +9,11 @@ changes how all of it reads. Others: the text that a window of the last tokens g
 """
 
 import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from gateway.text.stops import StopMatcher
 from gateway.text.vocabulary import Vocabulary
 
 WINDOW_TOKENS = 64
@@ -48,20 +51,20 @@ def make_detokeniser(
 class ByteDetokeniser:
     """Byte-level vocabularies."""
 
-    __slots__ = ("_decoder", "_skipped", "_vocabulary")
+    __slots__ = ("_bytes", "_decode", "_skipped")
 
     def __init__(self, vocabulary: Vocabulary, skipped: frozenset[int]) -> None:
-        self._vocabulary = vocabulary
+        self._bytes = vocabulary.bytes
         self._skipped = skipped
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def push(self, token_id: int) -> str:
         """Return the characters that the token's bytes complete."""
-        return "" if token_id in self._skipped else self._decoder.decode(self._vocabulary.token_bytes(token_id))
+        return "" if token_id in self._skipped else self._decode(self._bytes[token_id])
 
     def flush(self) -> str:
         """Return U+FFFD for a character left incomplete."""
-        return self._decoder.decode(b"", True)
+        return self._decode(b"", True)
 
 
 class PieceDetokeniser:
@@ -144,3 +147,88 @@ class WindowDetokeniser:
 
     def _decode(self) -> str:
         return self._vocabulary.tokenizer.decode(self._ids, skip_special_tokens=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How the client wants the text made; ``terminators``: ids that may end the answer and are then no text."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    min_tokens: int = 0
+    terminators: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What some ids added: ``ids`` up to the one that completed a stop string, and their offsets in the text."""
+
+    text: str
+    ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+    stopped: bool
+
+
+class OutputText:
+    """Detokenises, drops the terminator, matches stop strings over the joined text."""
+
+    def __init__(self, vocabulary: Vocabulary, options: TextOptions) -> None:
+        self._detokeniser = make_detokeniser(
+            vocabulary,
+            skip_special_tokens=options.skip_special_tokens,
+            spaces_between_special_tokens=options.spaces_between_special_tokens,
+        )
+        self._stops = StopMatcher(options.stop, include_stop_str_in_output=options.include_stop_str_in_output)
+        self._options = options
+        self._terminator: int | None = None
+        self._made_characters = 0
+        self.tokens = 0
+        """Ids taken so far; after a stop string matched, the ids that its text needed."""
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that was found."""
+        return self._stops.stopped
+
+    def push(self, ids: Sequence[int]) -> Piece:
+        """Take the next ids; those after the one that completes a stop string are dropped."""
+        text = ""
+        offsets: list[int] = []
+        for token_id in ids:
+            if self._terminator is not None:
+                text += self._release_terminator()
+            if self._stops.stopped is not None:
+                break
+            self.tokens += 1
+            offsets.append(self._made_characters)
+            if token_id in self._options.terminators:
+                self._terminator = token_id
+            elif made := self._detokeniser.push(token_id):
+                if self._options.stop:
+                    text += self._match(made)
+                else:
+                    self._made_characters += len(made)
+                    text += made
+        taken = tuple(ids) if len(offsets) == len(ids) else tuple(ids[: len(offsets)])
+        return Piece(text, taken, tuple(offsets), self._stops.stopped is not None)
+
+    def finish(self, terminator: bool) -> str:
+        """Return the rest of the text; ``terminator``: the last id ended the answer."""
+        if self.stopped is not None:
+            return ""
+        if terminator and not self._options.include_stop_str_in_output:
+            self._terminator = None
+        text = self._release_terminator() if self._terminator is not None else ""
+        return text + self._match(self._detokeniser.flush()) + self._stops.flush()
+
+    def _release_terminator(self) -> str:
+        # An id that could have ended the answer and did not is text like any other.
+        assert self._terminator is not None
+        token_id, self._terminator = self._terminator, None
+        return self._match(self._detokeniser.push(token_id))
+
+    def _match(self, text: str) -> str:
+        self._made_characters += len(text)
+        return self._stops.push(text, self.tokens > self._options.min_tokens)

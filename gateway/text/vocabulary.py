@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
@@ -57,6 +57,18 @@ def is_context_free(step: Mapping[str, Any], after_fuse: bool) -> bool:
     return False
 
 
+class TokenBytes(dict[int, bytes]):
+    """The bytes of tokens, made when they are first asked for."""
+
+    def __init__(self, make: Callable[[int], bytes]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, token_id: int) -> bytes:
+        made = self[token_id] = self._make(token_id)
+        return made
+
+
 class Vocabulary:
     """What each token id of one tokenizer means as text. Ids that the tokenizer does not know mean nothing."""
 
@@ -71,19 +83,13 @@ class Vocabulary:
         special_texts = {token.content for token in added.values() if token.special}
         self.special: frozenset[int] = frozenset(i for i, text in self.added.items() if text in special_texts)
         self._alphabet = byte_alphabet()
-        self._bytes: dict[int, bytes] = {}
+        self.bytes = TokenBytes(self._make_bytes)
+        """What each token adds inside a text; some of a character's bytes where it is split."""
         self._pieces: dict[int, str] = {}
 
     def name(self, token_id: int) -> str | None:
         """Return the token as the vocabulary spells it."""
         return self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.size else None
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that the token adds inside a text; some of a character's bytes where it is split."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._make_bytes(token_id)
-        return known
 
     def piece(self, token_id: int) -> str:
         """Return the text that the token adds after other text, for the ``pieces`` dialect."""

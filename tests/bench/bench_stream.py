@@ -96,9 +96,9 @@ class RivalAnswer:
         self.status = status
         self.headers = {b"content-type": content_type.encode()}
         self.is_over = False
-
-    def set_deadline(self, deadline_s: float) -> None:
-        """Leave it to the client."""
+        self.connection = self
+        self.deadline_s = 0.0
+        """Nobody looks at it: deadlines are the rival's own affair."""
 
     def finish(self) -> None:
         """Keep the connection."""

@@ -80,8 +80,7 @@ class Walk:
             if event == "call":
                 self.calls[code.co_filename.removeprefix(f"{ROOT}{os.sep}"), code.co_qualname] += 1
             elif event == "return":
-                self._keep(value)
-                for part in value if isinstance(value, tuple | list) else ():
+                for part in (value, *frame.f_locals.values()):
                     self._keep(part)
 
     def _keep(self, value: object) -> None:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from backends.engines.dialect import refusal
 from backends.engines.vllm import VllmEngine
-from backends.engines.vllm_completions import CompletionDecoder, parse_chunk
+from backends.engines.vllm_completions import CompletionDecoder, parse_odd_chunk
 from backends.errors import EngineRejected, IdsMissing
 from backends.kv.events import BlocksStored, decode_batch
 from backends.kv.hashing import chain_seed, hash_blocks
@@ -67,7 +67,7 @@ def test_stream_with_token_ids() -> None:
 def test_each_chunk_counts_up(name: str) -> None:
     """SPL-07: beside its ids each chunk tells how many tokens were made, so a lost id shows at once."""
     _, _, body = _read_http(name)
-    events = [parse_chunk(event) for event in SseParser().feed(body) if event != b"[DONE]"]
+    events = [parse_odd_chunk(event) for event in SseParser().feed(body) if event != b"[DONE]"]
     made = 0
     for chunk in events[:-1]:
         assert chunk.choices and chunk.choices[0].token_ids and chunk.usage

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.relay.types import Finish
+from gateway.text.detokenise import OutputText, TextOptions
 from gateway.text.model import ServedModel, load_model
-from gateway.text.output import OutputText, TextOptions
 from tests.fakes.gates import HoldGate
 from tests.fakes.kv_path import FakeKvPath
 from tests.fakes.script import EOS, Script, fixed_answer

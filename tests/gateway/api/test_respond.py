@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState
 from gateway.api.chat import prepare_chat
-from gateway.api.choice import Choice
+from gateway.api.choices import AnswerFormat, ChatFormat, Choice, CompletionFormat
 from gateway.api.completions import prepare_completion
-from gateway.api.formats import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest
 from gateway.api.respond import StreamWriter

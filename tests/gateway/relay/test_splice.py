@@ -393,7 +393,6 @@ def test_any_course_gives_the_unsplit_answer(
         assert world.end.reason == ("stop" if expected[-1] == EOS else "length")
     assert not world.running
     assert sorted(world.ended_legs) == sorted(world.started)
-    assert sum(world.splice.made.values()) == len(world.emitted)
 
 
 @settings(max_examples=150, deadline=None)

@@ -71,7 +71,7 @@ def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool)
     pace = LegPace(md1, _start(LegKind.FINAL, 50), 0.0, lacking_tokens=50)
     assert md1.extending_tokens == 50
     if is_answered:
-        assert pace.note(1, 0.5) and not pace.note(1, 0.6)
+        pace.begin(0.5)
         assert md1.extending_tokens == 0
     pace.end()
     assert md1.extending_tokens == 0
@@ -91,6 +91,6 @@ def test_hand_offs_teach_the_speed_of_extends(kind: LegKind, base: int, is_first
     """Each catch-up extend does, and a final that hands over all at once; a small or direct one says nothing."""
     md1 = _instance()
     pace = LegPace(md1, _start(kind, base), 10.0, lacking_tokens=400, is_first_extend=is_first)
-    pace.note(1, 10.5)
+    pace.begin(10.5)
     pace.end()
     assert md1.extend_tokens_per_s == (800.0 if teaches else None)

@@ -58,7 +58,7 @@ def test_split_character_waits(character: str) -> None:
 
 def to_letters(data: bytes) -> list[str]:
     """Return the byte-level letters of the bytes."""
-    names = {BYTE_LEVEL.token_bytes(token_id): token_id for token_id in range(BYTE_LEVEL.size)}
+    names = {BYTE_LEVEL.bytes[token_id]: token_id for token_id in range(BYTE_LEVEL.size)}
     found = [BYTE_LEVEL.name(names[bytes([byte])]) for byte in data]
     return [name for name in found if name is not None]
 

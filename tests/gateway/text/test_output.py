@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.text.output import OutputText, TextOptions
+from gateway.text.detokenise import OutputText, TextOptions
 from tests.gateway.text.families import FAMILIES, token
 from tests.gateway.text.test_stops import first_match
 

@@ -1,5 +1,6 @@
-"""The two shapes of an answer, chat and completions, each as a stream of chunks and as a whole."""
+"""One choice of an answer: the relay's ids in, and what a client sees out, in the shapes of chat and completions."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -7,7 +8,6 @@ from typing import Protocol
 from msgspec import UNSET
 
 from backends.types import TokenLogprob
-from gateway.api.choice import Addition, Ending
 from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
     CalledFunction,
@@ -23,8 +23,107 @@ from gateway.api.wire import (
     ToolCall,
     TopLogprob,
 )
-from gateway.text.message import Parts
+from gateway.errors import GatewayError
+from gateway.relay.types import Answer, Finish, Tokens
+from gateway.text.detokenise import OutputText, TextOptions
+from gateway.text.message import MessageReader, Parts
+from gateway.text.tools import CallDelta
 from gateway.text.vocabulary import Vocabulary
+
+LEAST_LOGPROB = -9999.0
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """What some tokens added to a choice. ``ids`` may be without text and the other way round."""
+
+    content: str
+    ids: tuple[int, ...]
+    offsets: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    reasoning: str = ""
+    calls: tuple[CallDelta, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a choice ended; ``parts``: what was still held back."""
+
+    parts: Parts
+    reason: str
+    stop_reason: int | str | None
+
+
+class Choice:
+    """Follows one answer to its end."""
+
+    def __init__(
+        self,
+        index: int,
+        answer: Answer,
+        vocabulary: Vocabulary,
+        options: TextOptions,
+        reader: MessageReader | None = None,
+    ) -> None:
+        self.index = index
+        self.completion_tokens = 0
+        self.cached_tokens: int | None = None
+        self._answer = answer
+        self._output = OutputText(vocabulary, options)
+        self._reader = reader
+        self._is_stopped = False
+
+    def take(self, tokens: Tokens) -> Addition | None:
+        """Take the next ids; None once a stop string was found. Raises GatewayError on a gap."""
+        output = self._output
+        if self._is_stopped:
+            return None
+        if tokens.position != output.tokens:
+            raise GatewayError(500, "The answer's tokens came out of order.", code="internal_error")
+        piece = output.push(tokens.ids)
+        self.completion_tokens = output.tokens
+        if piece.stopped:
+            self._is_stopped = True
+            self._answer.stop_at(output.tokens)
+        logprobs = None if tokens.logprobs is None else tuple(map(clamp, tokens.logprobs[: len(piece.ids)]))
+        if self._reader is None:
+            return Addition(piece.text, piece.ids, piece.offsets, logprobs)
+        parts = self._reader.push(piece.text)
+        return Addition(parts.content, piece.ids, piece.offsets, logprobs, parts.reasoning, parts.calls)
+
+    def end(self, finish: Finish) -> Ending:
+        """Take the end."""
+        parts = self._end_parts(self._output.finish(finish.terminator))
+        stopped = self._output.stopped
+        self.completion_tokens = finish.completion_tokens if stopped is None else self._output.tokens
+        self.cached_tokens = finish.cached_tokens
+        reason: str = "stop" if stopped is not None else finish.reason
+        if reason == "stop" and self._reader is not None and self._reader.called:
+            reason = "tool_calls"
+        return Ending(parts, reason, stopped if stopped is not None else finish.stop_reason)
+
+    def _end_parts(self, text: str) -> Parts:
+        if self._reader is None:
+            return Parts(text)
+        last, held = self._reader.push(text), self._reader.flush()
+        return Parts(last.content + held.content, last.reasoning + held.reasoning, last.calls + held.calls)
+
+
+def clamp(logprob: TokenLogprob) -> TokenLogprob:
+    """Return a log-probability that JSON can spell."""
+    top = tuple((token_id, finite(value)) for token_id, value in logprob.top)
+    return TokenLogprob(logprob.token_id, finite(logprob.logprob), top)
+
+
+def finite(value: float) -> float:
+    """Return OpenAI's stand-in for what is no number or too small."""
+    return value if math.isfinite(value) and value > LEAST_LOGPROB else LEAST_LOGPROB
+
+
+def count_cached(choices: Sequence[Choice], n: int) -> int | None:
+    """Return the cached tokens of all prompts, each counted once; None where no engine said."""
+    known = [choice.cached_tokens for choice in choices[::n] if choice.cached_tokens is not None]
+    return sum(known) if known else None
 
 
 @dataclass(slots=True)
@@ -79,7 +178,9 @@ class ChatFormat:
 
     def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
         """Return the text as content."""
-        choice = ChatChunkChoice(index, spell_delta(addition))
+        is_content = addition.content and not (addition.reasoning or addition.calls)
+        delta = ChatDelta(content=addition.content) if is_content else spell_delta(addition)
+        choice = ChatChunkChoice(index, delta)
         if job.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_chat(addition.logprobs, job.logprobs, job.model.vocabulary)
         if job.return_token_ids:
@@ -187,8 +288,8 @@ def spell_chat(positions: Sequence[TokenLogprob], most: int, vocabulary: Vocabul
     """Return the chat shape with at most ``most`` alternatives a position; ``bytes`` tells split characters apart."""
     content = []
     for position in positions:
-        chosen = vocabulary.token_bytes(position.token_id)
-        alternatives = [(vocabulary.token_bytes(token_id), value) for token_id, value in position.top[:most]]
+        chosen = vocabulary.bytes[position.token_id]
+        alternatives = [(vocabulary.bytes[token_id], value) for token_id, value in position.top[:most]]
         top = [TopLogprob(text(data), value, list(data)) for data, value in alternatives]
         content.append(ChatLogprob(text(chosen), position.logprob, list(chosen), top))
     return ChatLogprobs(content)
@@ -198,10 +299,10 @@ def spell_completion(
     positions: Sequence[TokenLogprob], offsets: Sequence[int], most: int, vocabulary: Vocabulary
 ) -> CompletionLogprobs:
     """Return the completions shape; the chosen token is always among the alternatives."""
-    tokens = [text(vocabulary.token_bytes(position.token_id)) for position in positions]
+    tokens = [text(vocabulary.bytes[position.token_id]) for position in positions]
     tops = []
     for token, position in zip(tokens, positions, strict=True):
-        top = {text(vocabulary.token_bytes(token_id)): value for token_id, value in position.top[:most]}
+        top = {text(vocabulary.bytes[token_id]): value for token_id, value in position.top[:most]}
         tops.append({token: position.logprob, **top} if token not in top else top)
     return CompletionLogprobs(tokens, [position.logprob for position in positions], tops, list(offsets))
 
