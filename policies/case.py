@@ -5,19 +5,10 @@ from dataclasses import dataclass, field
 
 from policies.pick import place, reaches
 from policies.placement_rules import Weights
+from policies.plans import Decision, Plan
 from policies.rules import Rules
 from policies.scorers import Candidates
-from policies.types import (
-    Decision,
-    Estimate,
-    Facts,
-    InstanceView,
-    Placement,
-    Plan,
-    Rng,
-    Role,
-    Snapshot,
-)
+from policies.types import Estimate, Facts, InstanceView, Placement, Rng, Role, Snapshot
 
 ROLES = tuple(Role)
 

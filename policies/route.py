@@ -7,6 +7,7 @@ tenant is pinned to regions without any MD, an RLD there takes MD's place.
 
 from policies.case import Case, Site, open_case
 from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
+from policies.plans import Decision, Direct, PassThrough, Relay, Singular
 from policies.roles import (
     choose_any_main,
     choose_main,
@@ -19,20 +20,7 @@ from policies.roles import (
 )
 from policies.rules import Rules
 from policies.singular import refuse_singular, relay_time_s
-from policies.types import (
-    Decision,
-    Direct,
-    Estimate,
-    Facts,
-    InstanceView,
-    LinkView,
-    PassThrough,
-    Relay,
-    Rng,
-    Role,
-    Singular,
-    Snapshot,
-)
+from policies.types import Estimate, Facts, InstanceView, LinkView, Rng, Role, Snapshot
 from policies.wan import estimate_transfer
 
 LOUD_REFUSALS = {"misaligned": "singular_misaligned", "budget_spent": "singular_budget_spent"}

@@ -8,8 +8,9 @@ plain counts: the plain counts are sums of the faded ones with weights that are 
 from dataclasses import dataclass
 
 from policies.alignment import fade_factor, is_aligned
+from policies.plans import Plan
 from policies.rules import Rules, SingularRules
-from policies.types import Facts, Hit, InstanceView, Relay, SingularUse, Snapshot
+from policies.types import Facts, Hit, InstanceView, SingularUse, Snapshot
 
 UNUSED_BUDGET = SingularUse(used=0.0, total=1e9)
 """For questions without a history ("would this request be singular?"): a budget with all the room there is."""
@@ -75,13 +76,16 @@ def relay_time_s(answer_tokens: int, relay: InstanceView, rules: SingularRules) 
     return answer_tokens * (rules.assumed_itl_s if relay.itl_s is None else relay.itl_s)
 
 
-def relay_finished_first(plan: Relay, facts: Facts, answer_tokens: int, snapshot: Snapshot, rules: Rules) -> EarlyEnd:
+def relay_finished_first(plan: Plan, facts: Facts, answer_tokens: int, snapshot: Snapshot, rules: Rules) -> EarlyEnd:
     """Decide over the open transfer when RLD ended the answer, with ``answer_tokens``, before MD had the KV.
 
     It completes, so that MD is ready for the next turn, unless the request is one that may be singular. ``snapshot`` is
     the present one; its ``singular.total`` must include this request. A stopped transfer is ``count_converted``. Where
-    a transfer cannot be stopped, to stop it saves nothing and costs the next turn its cache.
+    a transfer cannot be stopped, to stop it saves nothing and costs the next turn its cache. Nor is one stopped
+    whose plan was no relay.
     """
+    if plan.relay is None or plan.main is None:
+        return EarlyEnd(stop_transfer=False, reason="unplanned")
     link = snapshot.links.get(plan.link) if plan.link is not None else None
     if link is not None and not link.can_stop:
         return EarlyEnd(stop_transfer=False, reason="cannot_stop")

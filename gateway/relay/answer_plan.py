@@ -7,8 +7,8 @@ from backends.base import KvPath
 from backends.types import TransferRequest
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.types import GenerationRequest
+from policies.plans import Plan
 from policies.rules import RelayRules
-from policies.types import Plan
 
 
 @dataclass(frozen=True, slots=True)

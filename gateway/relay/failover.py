@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 
 from gateway.fleet.pools import Instance, Pools
 from gateway.relay.types import GenerationRequest
-from policies.types import Plan, Rng, Role
+from policies.plans import Plan
+from policies.types import Rng, Role
 
 
 class Failover:

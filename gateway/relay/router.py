@@ -26,10 +26,11 @@ from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
 from policies.handoff import HandoffState, HandoffStep, choose_step
+from policies.plans import Decision, Direct, Plan, Relay, Singular
 from policies.route import choose_plan
 from policies.rules import Rules
 from policies.singular import relay_finished_first
-from policies.types import Decision, Direct, Facts, Hit, NoInstance, PassThrough, Plan, Relay, Rng, Singular, Snapshot
+from policies.types import Facts, Hit, NoInstance, Rng, Snapshot
 
 DIRECT_PATIENCE = 3.0
 """Direct waits this many times as long as it was expected to before a relay steps in."""
@@ -236,7 +237,7 @@ def _route(plan: Plan) -> Route:
             return "relay"
         case Singular():
             return "singular"
-        case PassThrough():
+        case _:
             return "passthrough"
 
 

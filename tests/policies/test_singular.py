@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.plans import Direct, PassThrough, Plan, Relay, Singular
 from policies.rules import Rules
 from policies.singular import (
     EarlyEnd,
@@ -16,7 +17,7 @@ from policies.singular import (
     relay_finished_first,
     relay_time_s,
 )
-from policies.types import Alignment, Hit, Relay, Singular, SingularUse
+from policies.types import Alignment, Hit, SingularUse
 from tests.policies.build import R1, decide, facts, instance, link, rules, snapshot
 
 ROOM = SingularUse(used=0.0, total=1000.0)
@@ -131,6 +132,15 @@ def test_a_link_that_is_gone_forbids_nothing(plan: Relay) -> None:
     assert relay_finished_first(plan, facts(100_000), 100, seen, Rules()).stop_transfer
 
 
+@pytest.mark.parametrize(
+    "plan", [Direct("p1", "m1", "x", ("a", "b")), Singular("p1", "r1", "x"), PassThrough("m1", "x")]
+)
+def test_only_a_relay_turns_singular(plan: Plan) -> None:
+    """Where RLD stepped in for another plan, the transfer completes, whatever the request."""
+    end = relay_finished_first(plan, facts(100_000), 100, snapshot(singular=ROOM), Rules())
+    assert end == EarlyEnd(stop_transfer=False, reason="unplanned")
+
+
 @given(
     arrivals=st.lists(
         st.tuples(st.sampled_from([0.0, 0.1, 30.0, 5000.0]), st.booleans(), st.booleans()), min_size=1, max_size=300
@@ -149,10 +159,10 @@ def test_the_share_never_exceeds_the_budget(
         now_s += wait_s
         request = facts(100_000, predicted_output_tokens=50 if short else 800)
         decision = decide(request, snapshot(singular=use, now_s=now_s), given_rules)
-        is_singular = isinstance(decision.plan, Singular)
+        is_singular = decision.plan.ends_on_relay
         use = count_request(use, is_singular, now_s, limits)
         total, singular = total + 1, singular + is_singular
-        if isinstance(decision.plan, Relay) and ends_early:
+        if decision.plan.kind == "relay" and ends_early:
             seen = snapshot(singular=use, now_s=now_s)
             if relay_finished_first(decision.plan, request, 50, seen, given_rules).stop_transfer:
                 use = count_converted(use, now_s, limits)

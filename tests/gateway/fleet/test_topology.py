@@ -19,7 +19,8 @@ from gateway.fleet.pools import Instance
 from gateway.fleet.topology import FLEET, TOPOLOGY, LiveTopology, overlay, read_topology
 from gateway.relay.failover import Failover
 from gateway.relay.types import GenerationRequest
-from policies.types import Direct, Role
+from policies.plans import Direct
+from policies.types import Role
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate, Watch
 from tests.fakes.index import KnownIndex

@@ -11,7 +11,7 @@ from gateway.relay.types import RoleName, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.handoff import FinalNow
-from policies.types import Relay
+from policies.plans import Relay
 from tests.gateway.fleet.seams import Clock
 
 
