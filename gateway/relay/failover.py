@@ -1,6 +1,6 @@
 """Who plays which role in one answer, and who steps in when somebody is lost."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from gateway.fleet.pools import Instance, Pools
 from gateway.relay.types import GenerationRequest
@@ -23,12 +23,7 @@ class Failover:
         self._model = request.model
         self._is_salted = request.cache_salt is not None
         self._rng = rng
-        planned: Iterable[tuple[Role, str | None]] = (
-            (Role.P, plan.prefill),
-            (Role.RLD, plan.relay),
-            (Role.MD, plan.main),
-        )
-        self._chosen = {role: id_ for role, id_ in planned if id_ is not None}
+        self._chosen = dict(plan.roles)
         self._allowed = regions
         self._roles = {role: pools[id_].spec.role for role, id_ in self._chosen.items()}
         self._regions = {role: pools[id_].spec.region for role, id_ in self._chosen.items()}

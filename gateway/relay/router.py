@@ -20,21 +20,17 @@ from gateway.relay.answer_plan import AnswerPlan
 from gateway.relay.failover import Failover
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
-from gateway.relay.splice_events import Handoff, Route
+from gateway.relay.splice_events import Handoff
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
 from policies.handoff import HandoffState, HandoffStep, choose_step
-from policies.plans import Decision, Direct, Plan, Relay, Singular
+from policies.plans import Decision, Plan
 from policies.route import choose_plan
 from policies.rules import Rules
 from policies.singular import relay_finished_first
 from policies.types import Facts, Hit, NoInstance, Rng, Snapshot
-
-DIRECT_PATIENCE = 3.0
-"""Direct waits this many times as long as it was expected to before a relay steps in."""
-LEAST_PATIENCE_S = 1.0
 
 
 def _count_nothing(tenant: str, model: str, use: Use) -> None:
@@ -134,7 +130,7 @@ class RelayService:
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
-            patience_s=_patience_s(decision, rules),
+            patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
             lease_s=link.lease_s if _lends(plan, link) and link else None,
@@ -145,9 +141,12 @@ class RelayService:
         )
 
     def _link(self, plan: Plan, rules: Rules) -> Link | None:
-        if isinstance(plan, Direct | Relay):
-            return self.links.get(*plan.link) if plan.link else None
-        return self.links.first_from(self.pools[plan.prefill].spec.region, rules.regions) if plan.prefill else None
+        if plan.link is not None:
+            return self.links.get(*plan.link)
+        if plan.prefill is None or not plan.ends_on_relay:
+            return None
+        # should RLD be lost for good, any MD that can be reached goes on
+        return self.links.first_from(self.pools[plan.prefill].spec.region, rules.regions)
 
     def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
@@ -171,9 +170,9 @@ class RelayService:
             return choose_step(state, rules.handoff)
 
         return SpliceTerms(
-            route=_route(plan),
+            plan=plan,
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,
-            classic=lends or (isinstance(plan, Direct) and plan.classic),
+            classic=lends or plan.classic,
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,
             min_tokens=min(request.min_tokens, limit),
@@ -195,20 +194,16 @@ class RelayService:
         )
 
     def _keep_transfer(self, decision: Decision, made: int, rules: Rules) -> bool:
-        plan, model = decision.plan, decision.facts.model
-        if not isinstance(plan, Relay):
-            return True
-        end = relay_finished_first(plan, decision.facts, made, self._snapshot(model, decision.facts.session), rules)
+        plan, facts = decision.plan, decision.facts
+        end = relay_finished_first(plan, facts, made, self._snapshot(facts.model, facts.session), rules)
         if end.stop_transfer:
-            self.learning.note_converted(model, rules)
-            self.metrics.decisions.labels(model, "singular", end.reason).inc()
+            self.learning.note_converted(facts.model, rules)
+            self.metrics.decisions.labels(facts.model, "singular", end.reason).inc()
         return not end.stop_transfer
 
     def _note_session(self, decision: Decision) -> None:
         if decision.facts.session is not None:
-            plan = decision.plan
-            served = frozenset(id_ for id_ in (plan.prefill, plan.relay, plan.main) if id_ is not None)
-            self.sessions.note(decision.facts.session, served)
+            self.sessions.note(decision.facts.session, decision.plan.instances)
 
     def _note_held(self, request: GenerationRequest, instance_id: str, ids: Sequence[int]) -> None:
         self.index.note_routed(instance_id, request.model, ids, request.cache_salt)
@@ -222,27 +217,8 @@ class RelayService:
 
 def _lends(plan: Plan, link: Link | None) -> bool:
     """Whether RLD gets its KV from P itself; then RLD makes all tokens from the prompt on, and P's is not shown."""
-    return plan.relay is not None and link is not None and link.path.traits.lends
+    return plan.relays_first and link is not None and link.path.traits.lends
 
 
 def _session_key(request: GenerationRequest) -> str | None:
     return f"{request.tenant}\n{request.session}" if request.session else None
-
-
-def _route(plan: Plan) -> Route:
-    match plan:
-        case Direct():
-            return "direct"
-        case Relay():
-            return "relay"
-        case Singular():
-            return "singular"
-        case _:
-            return "passthrough"
-
-
-def _patience_s(decision: Decision, rules: Rules) -> float:
-    if not isinstance(decision.plan, Direct):
-        return rules.relay.extend_timeout_s
-    expected_s = decision.estimate.total_s if decision.estimate else None
-    return max(LEAST_PATIENCE_S, DIRECT_PATIENCE * max(rules.direct_wan_bound_s, expected_s or 0.0))

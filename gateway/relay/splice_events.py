@@ -7,7 +7,6 @@ from typing import Literal, NewType, TypeAlias
 from backends.types import TokenLogprob
 
 LegId = NewType("LegId", int)
-Route = Literal["direct", "relay", "singular", "passthrough"]
 
 
 class IllegalEvent(Exception):

@@ -14,6 +14,8 @@ from policies.handoff import FinalNow
 from policies.plans import Relay
 from tests.gateway.fleet.seams import Clock
 
+PLAN = Relay("p1", "rld1", "md1", "wan_slow", ("a", "b"))
+
 
 @pytest.fixture
 def clock() -> Clock:
@@ -30,15 +32,14 @@ def used() -> Use:
 @pytest.fixture
 def record(clock: Clock, used: Use) -> Record:
     """The record of one relayed answer."""
-    plan = Relay("p1", "rld1", "md1", "wan_slow", ("a", "b"))
-    return Record(Timelines(clock).open("r", "m"), Metrics(), plan, used.add)
+    return Record(Timelines(clock).open("r", "m"), Metrics(), PLAN, used.add)
 
 
 @pytest.fixture
 def splice() -> Splice:
     """An answer that has not begun."""
     terms = SpliceTerms(
-        route="relay",
+        plan=PLAN,
         splittable=True,
         classic=False,
         relay_allowed=True,
