@@ -14,17 +14,13 @@ from policies.rules import HandoffRules
 
 
 @dataclass(frozen=True, slots=True)
-class HandoffState:
-    """Where one request stands when MD has the prompt's KV and no extend is running."""
+class Handoff:
+    """How far one answer's hand-off is, when MD has the prompt's KV and no extend is running."""
 
     pending_tokens: int
     """Emitted and not yet held by MD."""
     rounds: int
     """Extends done so far."""
-    relay_load: float
-    """Load of the RLD instance, as ``InstanceView.load``."""
-    extend_tokens_per_s: float | None = None
-    """Measured speed of MD's extends; None: not measured."""
     previous_pending_tokens: int | None = None
     """``pending_tokens`` when the last round was decided; None before the first."""
     main_lost: bool = False
@@ -49,27 +45,33 @@ class ExtendBatch:
 HandoffStep = FinalNow | ExtendBatch
 
 
-def choose_step(state: HandoffState, rules: HandoffRules) -> HandoffStep:
-    """Choose the next step of a hand-off. Called when the KV is ready and after each extend."""
-    if state.main_lost:
-        return ExtendBatch(max(1, state.pending_tokens), "main_lost")
+def choose_step(
+    handoff: Handoff, relay_load: float, extend_tokens_per_s: float | None, rules: HandoffRules
+) -> HandoffStep:
+    """Choose the next step of a hand-off. Called when the KV is ready and after each extend.
+
+    ``relay_load``: of the RLD instance, as ``InstanceView.load``. ``extend_tokens_per_s``: MD's; None: not measured.
+    """
+    pending_tokens, previous_tokens = handoff.pending_tokens, handoff.previous_pending_tokens
+    if handoff.main_lost:
+        return ExtendBatch(max(1, pending_tokens), "main_lost")
     if rules.mode == "one_shot":
         return FinalNow("one_shot")
-    if rules.mode == "auto" and state.relay_load >= rules.relay_load_high:
+    if rules.mode == "auto" and relay_load >= rules.relay_load_high:
         return FinalNow("relay_busy")
-    if state.pending_tokens <= _free_tokens(state, rules):
+    if pending_tokens <= _free_tokens(extend_tokens_per_s, rules):
         return FinalNow("small_rest")
-    if state.rounds >= rules.max_rounds:
+    if handoff.rounds >= rules.max_rounds:
         return FinalNow("rounds_spent")
-    if state.previous_pending_tokens is not None and state.pending_tokens >= state.previous_pending_tokens:
+    if previous_tokens is not None and pending_tokens >= previous_tokens:
         return FinalNow("relay_outruns")
-    rounds_left = rules.max_rounds - state.rounds
-    share = -(-state.pending_tokens // rounds_left)
-    return ExtendBatch(min(state.pending_tokens, max(rules.batch_tokens, share)), "catch_up")
+    rounds_left = rules.max_rounds - handoff.rounds
+    share = -(-pending_tokens // rounds_left)
+    return ExtendBatch(min(pending_tokens, max(rules.batch_tokens, share)), "catch_up")
 
 
-def _free_tokens(state: HandoffState, rules: HandoffRules) -> float:
+def _free_tokens(extend_tokens_per_s: float | None, rules: HandoffRules) -> float:
     """Tokens that MD may recompute in the final extend without a wait that anybody sees."""
-    if state.extend_tokens_per_s is None:
+    if extend_tokens_per_s is None:
         return rules.threshold_tokens
-    return max(rules.threshold_tokens, state.extend_tokens_per_s * rules.free_gap_s)
+    return max(rules.threshold_tokens, extend_tokens_per_s * rules.free_gap_s)

@@ -20,12 +20,11 @@ from gateway.relay.answer_plan import AnswerPlan
 from gateway.relay.failover import Failover
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
-from gateway.relay.splice_events import Handoff
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
-from policies.handoff import HandoffState, HandoffStep, choose_step
+from policies.handoff import Handoff, HandoffStep, choose_step
 from policies.plans import Decision, Plan
 from policies.route import choose_plan
 from policies.rules import Rules
@@ -159,15 +158,7 @@ class RelayService:
         def decide(handoff: Handoff) -> HandoffStep:
             load = self.pools[plan.relay].view(self.pools.clock()).load if plan.relay else 0.0
             speed = self.pools[plan.main].extend_tokens_per_s if plan.main else None
-            state = HandoffState(
-                pending_tokens=handoff.pending,
-                rounds=handoff.rounds,
-                relay_load=load,
-                extend_tokens_per_s=speed,
-                previous_pending_tokens=handoff.previous_pending,
-                main_lost=handoff.main_lost,
-            )
-            return choose_step(state, rules.handoff)
+            return choose_step(handoff, load, speed, rules.handoff)
 
         return SpliceTerms(
             plan=plan,

@@ -35,7 +35,6 @@ from gateway.relay.splice_events import (
     End,
     Event,
     Fail,
-    Handoff,
     IllegalEvent,
     KvFailed,
     KvLate,
@@ -55,7 +54,7 @@ from gateway.relay.splice_events import (
     StopMatched,
     StopTransfer,
 )
-from policies.handoff import ExtendBatch, FinalNow, HandoffStep
+from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
 from policies.plans import Plan
 
 

@@ -181,16 +181,3 @@ class Fail:
 
 
 Action: TypeAlias = StartLeg | CloseLeg | StartTransfer | StopTransfer | RetryLater | Emit | End | Fail
-
-
-@dataclass(frozen=True, slots=True)
-class Handoff:
-    """Where a hand-off stands, in tokens: what MD lacks of the log, and what it lacked a round ago.
-
-    ``main_lost``: a final leg was lost, and no main instance has answered since.
-    """
-
-    pending: int
-    rounds: int
-    previous_pending: int | None
-    main_lost: bool = False

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from policies.handoff import FinalNow, HandoffState, choose_step
+from policies.handoff import FinalNow, Handoff, choose_step
 from policies.output_length import observe_length
 from policies.plans import Decision
 from policies.rules import Rules
@@ -134,13 +134,7 @@ class RequestFlow:
         self.made_tokens = min(output - 1, int(output - relay.decode.left(self.relay_job)))
         pending = self.made_tokens - self.sealed_tokens
         step = choose_step(
-            HandoffState(
-                pending_tokens=pending,
-                rounds=self.rounds,
-                relay_load=relay.view().load,
-                previous_pending_tokens=self.previous_pending_tokens,
-            ),
-            self.rules.handoff,
+            Handoff(pending, self.rounds, self.previous_pending_tokens), relay.view().load, None, self.rules.handoff
         )
         tail = 0 if self.rounds else self._tail_tokens
         if isinstance(step, FinalNow):

@@ -15,7 +15,6 @@ from gateway.relay.splice_events import (
     End,
     Event,
     Fail,
-    Handoff,
     IllegalEvent,
     KvFailed,
     KvLate,
@@ -35,7 +34,7 @@ from gateway.relay.splice_events import (
     StopMatched,
     StopTransfer,
 )
-from policies.handoff import ExtendBatch, FinalNow, HandoffStep
+from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
 from policies.plans import Direct, PassThrough, Plan, Relay, Singular
 from tests.gateway.relay.simulate import EOS, World, unsplit
 
@@ -48,9 +47,9 @@ SINGULAR = Singular("p", "rld", "singular")
 
 def catch_up(handoff: Handoff) -> HandoffStep:
     """Extend until at most two tokens are pending, at most three rounds."""
-    if handoff.pending <= 2 or handoff.rounds >= 3:
+    if handoff.pending_tokens <= 2 or handoff.rounds >= 3:
         return FinalNow("small_rest")
-    return ExtendBatch(handoff.pending, "catch_up")
+    return ExtendBatch(handoff.pending_tokens, "catch_up")
 
 
 def at_once(handoff: Handoff) -> HandoffStep:
@@ -201,7 +200,7 @@ def test_lost_main_is_told_until_one_has_answered() -> None:
 
     def decide(handoff: Handoff) -> HandoffStep:
         told.append(handoff.main_lost)
-        return ExtendBatch(handoff.pending, "main_lost") if handoff.main_lost else FinalNow("one_shot")
+        return ExtendBatch(handoff.pending_tokens, "main_lost") if handoff.main_lost else FinalNow("one_shot")
 
     splice = begun(replace(TERMS, decide=decide), *EAGER, KvReady())
     splice.feed(LegFailed(B))
@@ -365,7 +364,7 @@ def test_any_course_gives_the_unsplit_answer(
     """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once."""
 
     def decide(handoff: Handoff) -> HandoffStep:
-        if handoff.pending <= batch or handoff.rounds >= 3:
+        if handoff.pending_tokens <= batch or handoff.rounds >= 3:
             return FinalNow("small_rest")
         return ExtendBatch(batch, "catch_up")
 
