@@ -9,6 +9,7 @@ from policies.plans import Decision, Plan
 from policies.rules import Rules
 from policies.scorers import Candidates
 from policies.types import Estimate, Facts, InstanceView, Placement, Rng, Role, Snapshot
+from policies.where import Where
 
 ROLES = tuple(Role)
 
@@ -78,11 +79,12 @@ def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
     """
     pools: dict[Role, Pool] = {role: {} for role in ROLES}
     rejected: dict[Role, dict[str, str]] = {role: {} for role in ROLES}
-    model, needed_tokens = facts.model, facts.prompt_tokens + 1
+    model, needed_tokens, where = facts.model, facts.prompt_tokens + 1, Where.of(rules)
+    is_bound = where.is_bound
     for view in snapshot.instances:
         if view.model != model:
             continue
-        if rules.regions is not None and view.region not in rules.regions:
+        if is_bound and not where.allows(view.region):
             rejected[view.role][view.id] = "region_pinned"
         elif not view.healthy:
             rejected[view.role][view.id] = "unhealthy"
@@ -94,16 +96,16 @@ def open_case(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Case:
             rejected[view.role][view.id] = "leaks_salts"
         else:
             pools[view.role].setdefault((view.region, view.fingerprint), []).append(view)
-    stands_in = rules.regions is not None and not _has_main(facts.model, rules.regions, snapshot)
+    stands_in = is_bound and not _has_main(model, where, snapshot)
     if stands_in:
         pools[Role.MD], pools[Role.RLD] = pools[Role.RLD], {}
         rejected[Role.MD].update(rejected[Role.RLD])
     return Case(facts, snapshot, rules, rng, pools, rejected, stands_in)
 
 
-def _has_main(model: str, regions: tuple[str, ...], snapshot: Snapshot) -> bool:
-    """Whether the regions have an MD that is to stay, be it up or not."""
+def _has_main(model: str, where: Where, snapshot: Snapshot) -> bool:
+    """Whether an MD that is to stay may be asked, be it up or not."""
     return any(
-        view.role is Role.MD and view.model == model and view.region in regions and not view.draining
+        view.role is Role.MD and view.model == model and where.allows(view.region) and not view.draining
         for view in snapshot.instances
     )

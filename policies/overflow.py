@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from policies.rules import Rules
 from policies.types import InstanceView, Role
+from policies.where import Where
 
 
 def choose_overflow(views: Sequence[InstanceView], rules: Rules, *, refused: bool) -> str | None:
@@ -12,7 +13,7 @@ def choose_overflow(views: Sequence[InstanceView], rules: Rules, *, refused: boo
     ``refused``: no engine could take the request. A tenant that is pinned to regions never leaves them.
     """
     overflow = rules.overflow
-    if overflow.model is None or rules.regions is not None:
+    if overflow.model is None or Where.of(rules).is_bound:
         return None
     if overflow.when == "always":
         return "always"
