@@ -30,6 +30,7 @@ from policies.route import choose_plan
 from policies.rules import Rules
 from policies.singular import relay_finished_first
 from policies.types import Facts, Hit, NoInstance, Rng, Snapshot
+from policies.where import Where
 
 
 def _count_nothing(tenant: str, model: str, use: Use) -> None:
@@ -62,7 +63,7 @@ class RelayService:
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
         record = Record(timeline, self.metrics, decision.plan, note_use)
-        cast = Failover(decision.plan, request, rules.regions, self.pools, self.rng)
+        cast = Failover(decision.plan, request, Where.of(rules), self.pools, self.rng)
         course = self._course(request, rules, decision)
         return RelayAnswer(course, cast, self.pools, self.aligner, record)
 
@@ -145,7 +146,7 @@ class RelayService:
         if plan.prefill is None or not plan.ends_on_relay:
             return None
         # should RLD be lost for good, any MD that can be reached goes on
-        return self.links.first_from(self.pools[plan.prefill].spec.region, rules.regions)
+        return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules))
 
     def _terms(self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable

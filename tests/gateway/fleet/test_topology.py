@@ -21,6 +21,7 @@ from gateway.relay.failover import Failover
 from gateway.relay.types import GenerationRequest
 from policies.plans import Direct
 from policies.types import Role
+from policies.where import ANYWHERE
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate, Watch
 from tests.fakes.index import KnownIndex
@@ -139,7 +140,7 @@ async def test_drained_engine_ends_what_was_given_to_it() -> None:
         assert rig.offered == ["p1", "rld1"]
         pools = rig.topology.pools
         request = GenerationRequest("r", MODEL, [1], 5)
-        cast = Failover(Direct("p1", "md1", "same_region"), request, None, pools, FixedRng())
+        cast = Failover(Direct("p1", "md1", "same_region"), request, ANYWHERE, pools, FixedRng())
         assert cast.pick(Role.MD) is pools["md1"]
         assert await run_leg(pools["md1"]) == 5
         rig.apply()
