@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from policies.case import Case, Pool, Site
 from policies.pick import sift
+from policies.placement import Case, Pool, Site
 from policies.types import InstanceView, LinkView, NoInstance, Role
 from policies.wan import missing_tokens, soonest_s
 

@@ -5,8 +5,8 @@ too long, an RLD beside that P. A plan without MD is made in one place only, beh
 tenant is pinned to regions without any MD, an RLD there takes MD's place.
 """
 
-from policies.case import Case, Site, open_case
 from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
+from policies.placement import Case, Site, open_case
 from policies.plans import Decision, Direct, PassThrough, Relay, Singular
 from policies.roles import (
     choose_any_main,
