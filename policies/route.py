@@ -6,9 +6,9 @@ tenant is pinned to regions without any MD, an RLD there takes MD's place.
 """
 
 from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
-from policies.placement import Case, Site, open_case
-from policies.plans import Decision, Direct, PassThrough, Relay, Singular
-from policies.roles import (
+from policies.placement import (
+    Case,
+    Site,
     choose_any_main,
     choose_main,
     choose_prefill,
@@ -17,7 +17,9 @@ from policies.roles import (
     find_mains,
     find_relays,
     missing,
+    open_case,
 )
+from policies.plans import Decision, Direct, PassThrough, Relay, Singular
 from policies.rules import Rules
 from policies.singular import refuse_singular, relay_time_s
 from policies.types import Estimate, Facts, InstanceView, LinkView, Rng, Role, Snapshot

@@ -5,9 +5,8 @@ from collections import Counter
 
 import pytest
 
-from policies.pick import place, reaches, sift
+from policies.placement import Candidates, place, reaches, sift
 from policies.placement_rules import MainWeights, PlacementRules
-from policies.scorers import Candidates
 from policies.types import Hit, InstanceView, Role
 from tests.policies.build import FixedRng, facts, instance
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.placement import SIGNALS, Candidates
 from policies.placement_rules import MainWeights, PrefillWeights, RelayWeights
-from policies.scorers import SIGNALS, Candidates
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
 from tests.policies.build import instance
