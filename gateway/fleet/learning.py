@@ -8,11 +8,10 @@ holds in each process holds in their sum, whatever the order of their decisions,
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from policies.alignment import fade_factor, observe_hits
 from policies.output_length import Lengths, expected_tokens, merge_lengths, observe_length
 from policies.plans import Decision
 from policies.rules import AlignmentRules, Rules
-from policies.singular import count_converted, count_request
+from policies.singular import count_converted, count_request, fade_factor, observe_hits
 from policies.types import Alignment, SingularUse
 
 TenantKey = tuple[str, str]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from policies.alignment import observe_hits
 from policies.output_length import expected_tokens
 from policies.plans import Decision
 from policies.route import choose_plan
@@ -13,7 +12,7 @@ from policies.simulator.parts import EventQueue
 from policies.simulator.report import Report, make_report
 from policies.simulator.trace import Row
 from policies.simulator.world import MODEL, World
-from policies.singular import count_request
+from policies.singular import count_request, observe_hits
 from policies.types import Facts, NoInstance, Rng
 
 
