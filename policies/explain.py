@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from policies.types import Decision, Direct, Plan
+from policies.plans import Decision, Plan
 
 
 def explain_plan(plan: Plan) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def explain_plan(plan: Plan) -> dict[str, Any]:
         "relay": plan.relay,
         "main": plan.main,
         "link": None if plan.link is None else list(plan.link),
-        "classic": isinstance(plan, Direct) and plan.classic,
+        "classic": plan.classic,
     }
 
 

@@ -1,4 +1,4 @@
-"""When MD takes over from RLD: all at once, or step by step while RLD goes on.
+"""When MD takes over from RLD, all at once or step by step, and how long its first token is waited for.
 
 One-shot hands every pending token over in one extend: RLD is free soonest, and the client waits for that extend.
 Catch-up extends in rounds. RLD writes on during each, so a round leaves as many tokens as RLD makes in one extend, and
@@ -6,25 +6,29 @@ the client waits only for the last, small one. Catch-up ends: a round that does 
 and so is round ``max_rounds``.
 
 After MD was lost, whatever the mode, the next one has to answer an extend before RLD is stopped for it.
+
+An MD that says nothing costs the client what it waits, so the wait for an extend's first token follows from what MD has
+to do. It is many times that, as an engine that is only slow must not be robbed of what it has begun.
 """
 
 from dataclasses import dataclass
 
-from policies.rules import HandoffRules
+from policies.rules import HandoffRules, RelayRules
+
+MULTIPLE = 4.0
+"""How many times as long as expected an extend may take."""
+KV_LOAD_BYTES_PER_S = 1e9
+"""Slow for an engine that loads KV out of its region's store."""
 
 
 @dataclass(frozen=True, slots=True)
-class HandoffState:
-    """Where one request stands when MD has the prompt's KV and no extend is running."""
+class Handoff:
+    """How far one answer's hand-off is, when MD has the prompt's KV and no extend is running."""
 
     pending_tokens: int
     """Emitted and not yet held by MD."""
     rounds: int
     """Extends done so far."""
-    relay_load: float
-    """Load of the RLD instance, as ``InstanceView.load``."""
-    extend_tokens_per_s: float | None = None
-    """Measured speed of MD's extends; None: not measured."""
     previous_pending_tokens: int | None = None
     """``pending_tokens`` when the last round was decided; None before the first."""
     main_lost: bool = False
@@ -49,27 +53,64 @@ class ExtendBatch:
 HandoffStep = FinalNow | ExtendBatch
 
 
-def choose_step(state: HandoffState, rules: HandoffRules) -> HandoffStep:
-    """Choose the next step of a hand-off. Called when the KV is ready and after each extend."""
-    if state.main_lost:
-        return ExtendBatch(max(1, state.pending_tokens), "main_lost")
+def choose_step(
+    handoff: Handoff, relay_load: float, extend_tokens_per_s: float | None, rules: HandoffRules
+) -> HandoffStep:
+    """Choose the next step of a hand-off. Called when the KV is ready and after each extend.
+
+    ``relay_load``: of the RLD instance, as ``InstanceView.load``. ``extend_tokens_per_s``: MD's; None: not measured.
+    """
+    pending_tokens, previous_tokens = handoff.pending_tokens, handoff.previous_pending_tokens
+    if handoff.main_lost:
+        return ExtendBatch(max(1, pending_tokens), "main_lost")
     if rules.mode == "one_shot":
         return FinalNow("one_shot")
-    if rules.mode == "auto" and state.relay_load >= rules.relay_load_high:
+    if rules.mode == "auto" and relay_load >= rules.relay_load_high:
         return FinalNow("relay_busy")
-    if state.pending_tokens <= _free_tokens(state, rules):
+    if pending_tokens <= _free_tokens(extend_tokens_per_s, rules):
         return FinalNow("small_rest")
-    if state.rounds >= rules.max_rounds:
+    if handoff.rounds >= rules.max_rounds:
         return FinalNow("rounds_spent")
-    if state.previous_pending_tokens is not None and state.pending_tokens >= state.previous_pending_tokens:
+    if previous_tokens is not None and pending_tokens >= previous_tokens:
         return FinalNow("relay_outruns")
-    rounds_left = rules.max_rounds - state.rounds
-    share = -(-state.pending_tokens // rounds_left)
-    return ExtendBatch(min(state.pending_tokens, max(rules.batch_tokens, share)), "catch_up")
+    rounds_left = rules.max_rounds - handoff.rounds
+    share = -(-pending_tokens // rounds_left)
+    return ExtendBatch(min(pending_tokens, max(rules.batch_tokens, share)), "catch_up")
 
 
-def _free_tokens(state: HandoffState, rules: HandoffRules) -> float:
+def _free_tokens(extend_tokens_per_s: float | None, rules: HandoffRules) -> float:
     """Tokens that MD may recompute in the final extend without a wait that anybody sees."""
-    if state.extend_tokens_per_s is None:
+    if extend_tokens_per_s is None:
         return rules.threshold_tokens
-    return max(rules.threshold_tokens, state.extend_tokens_per_s * rules.free_gap_s)
+    return max(rules.threshold_tokens, extend_tokens_per_s * rules.free_gap_s)
+
+
+# How long to wait
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """What is known of an extend when it is sent. ``tokens_per_s``: MD's measured speed; None: not measured."""
+
+    tokens: int
+    """What MD has to compute for it."""
+    ahead_tokens: int
+    """What it has to compute for others that wait for their first token."""
+    kv_bytes: int
+    """KV that it may have to load."""
+    tokens_per_s: float | None
+    rtt_s: float = 0.0
+    waiting: int = 0
+    """Requests in its queue."""
+    silences: int = 0
+    """How often it let such a wait pass in the same answer."""
+
+
+def first_token_wait_s(extend: Extend, rules: RelayRules) -> float:
+    """Seconds after which an extend counts as lost; each silence before doubles them, up to the limit."""
+    if extend.tokens_per_s is None:
+        return rules.extend_timeout_s
+    compute_s = (extend.tokens + extend.ahead_tokens) / extend.tokens_per_s
+    expected_s = extend.rtt_s + compute_s + extend.kv_bytes / KV_LOAD_BYTES_PER_S
+    patience = (1 + extend.waiting) * 2.0 ** min(extend.silences, 30)
+    return min(rules.extend_timeout_s, max(rules.extend_floor_s, MULTIPLE * expected_s) * patience)

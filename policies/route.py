@@ -1,13 +1,16 @@
-"""The decision of a request: which engines serve it, in which pipeline, and why.
+"""The decision of a request: which engines serve it, in which pipeline, and why, or whether a provider does.
 
 MD is chosen first, because its cache decides what must cross; then a P that can feed it; then, where the KV would take
 too long, an RLD beside that P. A plan without MD is made in one place only, behind the singular rule; but where a
 tenant is pinned to regions without any MD, an RLD there takes MD's place.
 """
 
-from policies.case import Case, Site, open_case
+from collections.abc import Sequence
+
 from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
-from policies.roles import (
+from policies.placement import (
+    Case,
+    Site,
     choose_any_main,
     choose_main,
     choose_prefill,
@@ -16,24 +19,14 @@ from policies.roles import (
     find_mains,
     find_relays,
     missing,
+    open_case,
 )
+from policies.plans import Decision, Direct, PassThrough, Relay, Singular
 from policies.rules import Rules
 from policies.singular import refuse_singular, relay_time_s
-from policies.types import (
-    Decision,
-    Direct,
-    Estimate,
-    Facts,
-    InstanceView,
-    LinkView,
-    PassThrough,
-    Relay,
-    Rng,
-    Role,
-    Singular,
-    Snapshot,
-)
+from policies.types import Estimate, Facts, InstanceView, LinkView, Rng, Role, Snapshot
 from policies.wan import estimate_transfer
+from policies.where import Where
 
 LOUD_REFUSALS = {"misaligned": "singular_misaligned", "budget_spent": "singular_budget_spent"}
 """Refusals of the singular rule that an operator should see as the reason of the relay."""
@@ -176,3 +169,24 @@ def _is_joined(case: Case, site: Site, main: InstanceView) -> bool:
     region, fingerprint = site
     linked = region == main.region or (region, main.region) in case.snapshot.links
     return linked and main.fingerprint == fingerprint
+
+
+# Outside
+
+
+def choose_overflow(views: Sequence[InstanceView], rules: Rules, *, refused: bool) -> str | None:
+    """Return the reason to ask the provider that the rules name; None: the own engines answer.
+
+    ``refused``: no engine could take the request. A tenant that is pinned to regions never leaves them.
+    """
+    overflow = rules.overflow
+    if overflow.model is None or Where.of(rules).is_bound:
+        return None
+    if overflow.when == "always":
+        return "always"
+    if refused:
+        return "no_instance"
+    mains = [view for view in views if view.role is Role.MD and view.healthy and not view.draining]
+    if overflow.when == "overloaded" and mains and all(view.load >= overflow.load_max for view in mains):
+        return "overloaded"
+    return None

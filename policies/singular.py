@@ -1,15 +1,19 @@
-"""The singular exception: rare requests that end at RLD, and the budget that keeps them rare.
+"""The singular exception: rare requests that end at RLD, the budget that keeps them rare, and the alignment guard.
 
 The budget is a share of all requests, both counted with the same fading. One more singular request is allowed while,
 with it counted, the share holds. Then the share holds in the faded counts at every moment, and so it also holds in the
 plain counts: the plain counts are sums of the faded ones with weights that are not negative.
+
+When requests end at RLD, MD lacks what P has; the next turns then hit low at MD, so more of them need RLD, and so on.
+The guard compares the two hit rates, weighted by tokens, and shuts the exception while the gap is open.
 """
 
+import math
 from dataclasses import dataclass
 
-from policies.alignment import fade_factor, is_aligned
-from policies.rules import Rules, SingularRules
-from policies.types import Facts, Hit, InstanceView, Relay, SingularUse, Snapshot
+from policies.plans import Plan
+from policies.rules import AlignmentRules, Rules, SingularRules
+from policies.types import Alignment, Facts, Hit, InstanceView, SingularUse, Snapshot
 
 UNUSED_BUDGET = SingularUse(used=0.0, total=1e9)
 """For questions without a history ("would this request be singular?"): a budget with all the room there is."""
@@ -21,6 +25,11 @@ class EarlyEnd:
 
     stop_transfer: bool
     reason: str
+
+
+def fade_factor(since_s: float, now_s: float, window_s: float) -> float:
+    """Weight that something counted at ``since_s`` still has; 1 if the clock went back."""
+    return math.exp(-max(0.0, now_s - since_s) / window_s)
 
 
 def count_request(use: SingularUse, singular: bool, now_s: float, rules: SingularRules) -> SingularUse:
@@ -75,13 +84,16 @@ def relay_time_s(answer_tokens: int, relay: InstanceView, rules: SingularRules) 
     return answer_tokens * (rules.assumed_itl_s if relay.itl_s is None else relay.itl_s)
 
 
-def relay_finished_first(plan: Relay, facts: Facts, answer_tokens: int, snapshot: Snapshot, rules: Rules) -> EarlyEnd:
+def relay_finished_first(plan: Plan, facts: Facts, answer_tokens: int, snapshot: Snapshot, rules: Rules) -> EarlyEnd:
     """Decide over the open transfer when RLD ended the answer, with ``answer_tokens``, before MD had the KV.
 
     It completes, so that MD is ready for the next turn, unless the request is one that may be singular. ``snapshot`` is
     the present one; its ``singular.total`` must include this request. A stopped transfer is ``count_converted``. Where
-    a transfer cannot be stopped, to stop it saves nothing and costs the next turn its cache.
+    a transfer cannot be stopped, to stop it saves nothing and costs the next turn its cache. Nor is one stopped
+    whose plan was no relay.
     """
+    if plan.relay is None or plan.main is None:
+        return EarlyEnd(stop_transfer=False, reason="unplanned")
     link = snapshot.links.get(plan.link) if plan.link is not None else None
     if link is not None and not link.can_stop:
         return EarlyEnd(stop_transfer=False, reason="cannot_stop")
@@ -89,3 +101,31 @@ def relay_finished_first(plan: Relay, facts: Facts, answer_tokens: int, snapshot
     if refused is None:
         return EarlyEnd(stop_transfer=True, reason="singular_live")
     return EarlyEnd(stop_transfer=False, reason=refused)
+
+
+# The alignment guard
+
+
+def observe_hits(
+    seen: Alignment,
+    prompt_tokens: int,
+    prefill_hit: Hit | None,
+    main_hit: Hit | None,
+    now_s: float,
+    rules: AlignmentRules,
+) -> Alignment:
+    """Count one decided request's hits at its P and its MD. A request with an unknown hit says nothing."""
+    if prefill_hit is None or main_hit is None:
+        return seen
+    keep = fade_factor(seen.at_s, now_s, rules.window_s)
+    return Alignment(
+        prompt_tokens=seen.prompt_tokens * keep + prompt_tokens,
+        prefill_hit_tokens=seen.prefill_hit_tokens * keep + min(prefill_hit.reach_tokens, prompt_tokens),
+        main_hit_tokens=seen.main_hit_tokens * keep + min(main_hit.reach_tokens, prompt_tokens),
+        at_s=max(seen.at_s, now_s),
+    )
+
+
+def is_aligned(seen: Alignment, rules: AlignmentRules) -> bool:
+    """Tell whether MD is level with P, within the bound."""
+    return seen.gap <= rules.bound

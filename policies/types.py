@@ -7,7 +7,7 @@ Everything is frozen, so one snapshot may be read by any number of requests. An 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -28,61 +28,6 @@ class Rng(Protocol):
     def random(self) -> float:
         """Return a number in [0, 1)."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """P, then MD. ``classic``: P's token is thrown away and MD makes every token, so nothing is split.
-
-    Otherwise P's token is output token 0 and MD goes on from it.
-    """
-
-    kind: ClassVar[str] = "direct"
-    relay: ClassVar[None] = None
-    prefill: str
-    main: str
-    reason: str
-    link: tuple[str, str] | None = None
-    classic: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """P, then RLD while the KV crosses ``link`` (source region, receiving region), then MD."""
-
-    kind: ClassVar[str] = "relay"
-    prefill: str
-    relay: str
-    main: str
-    reason: str
-    link: tuple[str, str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Singular:
-    """P, then RLD to the end; the KV does not cross. Only the singular rule makes this plan."""
-
-    kind: ClassVar[str] = "singular"
-    main: ClassVar[None] = None
-    link: ClassVar[None] = None
-    prefill: str
-    relay: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PassThrough:
-    """MD does everything, prefill included: one leg, nothing to splice and no KV to move."""
-
-    kind: ClassVar[str] = "passthrough"
-    prefill: ClassVar[None] = None
-    relay: ClassVar[None] = None
-    link: ClassVar[None] = None
-    main: str
-    reason: str
-
-
-Plan = Direct | Relay | Singular | PassThrough
 
 
 class NoInstance(Exception):
@@ -267,15 +212,3 @@ class Placement:
     signals: Mapping[str, list[float]]
     rejected: Mapping[str, str]
     """Instance id to the reason of the filter that left it out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A plan and all that led to it. ``estimate`` None: no link is involved."""
-
-    plan: Plan
-    facts: Facts
-    estimate: Estimate | None
-    scores: tuple[Placement, ...]
-    stands_in: bool = False
-    """An RLD has MD's place: the tenant's regions have no MD."""

@@ -8,11 +8,11 @@ holds in each process holds in their sum, whatever the order of their decisions,
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from policies.alignment import fade_factor, observe_hits
 from policies.output_length import Lengths, expected_tokens, merge_lengths, observe_length
+from policies.plans import Decision
 from policies.rules import AlignmentRules, Rules
-from policies.singular import count_converted, count_request
-from policies.types import Alignment, Decision, SingularUse
+from policies.singular import count_converted, count_request, fade_factor, observe_hits
+from policies.types import Alignment, SingularUse
 
 TenantKey = tuple[str, str]
 """Model, tenant."""
@@ -87,7 +87,7 @@ class Learning:
         """Count a decided request."""
         facts, plan, now_s = decision.facts, decision.plan, self.clock()
         model = facts.model
-        self._singular[model] = count_request(self.singular(model), plan.kind == "singular", now_s, rules.singular)
+        self._singular[model] = count_request(self.singular(model), plan.ends_on_relay, now_s, rules.singular)
         if plan.prefill is None or plan.main is None or decision.stands_in:
             return
         self._windows_s[model] = rules.alignment.window_s

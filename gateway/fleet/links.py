@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from backends.types import LinkState
 from gateway.errors import reason_of
 from gateway.tasks import TaskSet
 from policies.types import LinkView
+from policies.where import Where
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,10 @@ class Links:
         """The link between two regions, if there is one."""
         return self._links.get((source, dest))
 
-    def first_from(self, source: str, regions: Collection[str] | None) -> Link | None:
-        """Any link that leaves a region for one of ``regions``; None: for any."""
+    def first_from(self, source: str, where: Where) -> Link | None:
+        """Any link that leaves a region for one where the KV may be."""
         fitting = (link for link in self._links.values() if link.source == source)
-        return next((link for link in fitting if regions is None or link.dest in regions), None)
+        return next((link for link in fitting if where.allows(link.dest)), None)
 
     def views(self) -> dict[tuple[str, str], LinkView]:
         """What policies see."""

@@ -27,6 +27,7 @@ from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from policies.where import Where
 
 JSON = "application/json"
 BYTES_A_TOKEN = 4
@@ -64,7 +65,7 @@ class PassthroughService:
         body = orjson.dumps(value | {"model": model} | ({} if salt is None else {"cache_salt": salt}))
         check_id_prompts(value, caller)
         most_tokens = find_output_limit(value, caller)
-        request = PassedRequest(request_id, path, model, body, picked, caller.rules.regions)
+        request = PassedRequest(request_id, path, model, body, picked, Where.of(caller.rules))
         await self._pass_on(request, caller, most_tokens, client)
 
     async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
@@ -84,7 +85,7 @@ class PassthroughService:
         data, content_type = write_form([named[0] if part.name == "model" else part for part in parts])
         picked = pick_request_headers(headers, content_type, request_id)
         await self._pass_on(
-            PassedRequest(request_id, path, model, data, picked, caller.rules.regions), caller, 0, client
+            PassedRequest(request_id, path, model, data, picked, Where.of(caller.rules)), caller, 0, client
         )
 
     def _find_salt(self, path: str, model: str, caller: Caller) -> str | None:

@@ -5,7 +5,7 @@ not give is tried there, any other goes to the client. From the first byte on th
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,6 +21,7 @@ from gateway.errors import GatewayError, RawHeaders, encode_error
 from gateway.http.client import Client
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import PassthroughServer, Servers
+from policies.where import ANYWHERE, Where
 
 MAX_WHOLE_BYTES = 64 << 20
 ELSEWHERE = frozenset({429, 502, 503, 504})
@@ -38,8 +39,8 @@ class PassedRequest:
     model: str
     body: bytes
     headers: Mapping[str, str]
-    regions: Collection[str] | None = None
-    """Where its servers must stand; None: anywhere."""
+    where: Where = ANYWHERE
+    """Where its servers must stand."""
 
 
 class ServerRefused(Exception):
@@ -63,7 +64,7 @@ async def pass_on(
     lines = [(b"x-request-id", request.id.encode()), *standing]
     tried: set[str] = set()
     refused: ServerRefused | None = None
-    while (server := servers.choose(request.model, request.path, tried, request.regions)) is not None:
+    while (server := servers.choose(request.model, request.path, tried, request.where)) is not None:
         tried.add(server.id)
         record.tried(server.id)
         with server.occupied():

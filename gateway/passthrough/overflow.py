@@ -18,7 +18,7 @@ from gateway.http.client import Client
 from gateway.passthrough.record import Spending
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
-from policies.overflow import choose_overflow
+from policies.route import choose_overflow
 from policies.rules import Rules
 
 DONE = b"data: [DONE]\n\n"

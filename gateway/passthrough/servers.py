@@ -11,6 +11,7 @@ from gateway.config.paths import GENERATION_PATHS
 from gateway.fleet.pools import Instance, Pools
 from gateway.passthrough.upstreams import Upstream, make_origin
 from policies.types import Role
+from policies.where import ANYWHERE, Where
 
 
 class PassthroughServer(Protocol):
@@ -106,16 +107,11 @@ class Servers:
         return any(upstream.offers(model, path) for upstream in self.upstreams)
 
     def choose(
-        self, model: str, path: str, tried: Collection[str] = (), regions: Collection[str] | None = None
+        self, model: str, path: str, tried: Collection[str] = (), where: Where = ANYWHERE
     ) -> PassthroughServer | None:
-        """Return the server to try next; None: none is left that is up, has room and stands in one of ``regions``.
-
-        An upstream that is not said to stand anywhere is in no region.
-        """
+        """Return the server to try next; None: none is left that is up, has room and stands where it may."""
         found = self._engines(model) if model in self.own_models else self._upstreams(model, path)
-        found = [
-            entry for entry in found if entry[2].id not in tried and (regions is None or entry[2].region in regions)
-        ]
+        found = [entry for entry in found if entry[2].id not in tried and where.allows(entry[2].region)]
         if not found:
             return None
         _, _, server = min(found, key=lambda entry: entry[:2])

@@ -11,13 +11,13 @@ from gateway.fleet.models import store_id
 from gateway.fleet.pools import Pools
 from gateway.index.types import PrefixIndex
 from gateway.relay.splice import SpliceTerms
-from gateway.relay.splice_events import Handoff
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
-from policies.handoff import HandoffState, HandoffStep, choose_step
+from policies.handoff import Handoff, HandoffStep, choose_step
+from policies.plans import Decision, Plan
 from policies.rules import RelayRules, Rules
 from policies.singular import relay_finished_first
-from policies.types import Decision, Plan, Relay, Snapshot
+from policies.types import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,8 @@ class Outcome:
 
     def keeps_transfer(self, made: int) -> bool:
         """RLD ended the answer, with so many tokens, before the KV was over: whether the rest shall cross."""
-        plan, model = self.decision.plan, self.request.model
-        if not isinstance(plan, Relay):
-            return True
-        end = relay_finished_first(plan, self.decision.facts, made, self.look(), self.rules)
+        model = self.request.model
+        end = relay_finished_first(self.decision.plan, self.decision.facts, made, self.look(), self.rules)
         if end.stop_transfer:
             self.learning.note_converted(model, self.rules)
             self.metrics.decisions.labels(model, "singular", end.reason).inc()
@@ -64,15 +62,9 @@ class Outcome:
     def choose_step(self, handoff: Handoff) -> HandoffStep:
         """How MD takes over, as engines are loaded now."""
         plan, pools = self.decision.plan, self.pools
-        state = HandoffState(
-            pending_tokens=handoff.pending,
-            rounds=handoff.rounds,
-            relay_load=pools[plan.relay].view(pools.clock()).load if plan.relay else 0.0,
-            extend_tokens_per_s=pools[plan.main].extend_tokens_per_s if plan.main else None,
-            previous_pending_tokens=handoff.previous_pending,
-            main_lost=handoff.main_lost,
-        )
-        return choose_step(state, self.rules.handoff)
+        load = pools[plan.relay].view(pools.clock()).load if plan.relay else 0.0
+        speed = pools[plan.main].extend_tokens_per_s if plan.main else None
+        return choose_step(handoff, load, speed, self.rules.handoff)
 
 
 @dataclass(frozen=True, slots=True)

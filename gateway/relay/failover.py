@@ -1,34 +1,27 @@
 """Who plays which role in one answer, and who steps in when somebody is lost."""
 
-from collections.abc import Collection, Iterable
-
 from gateway.fleet.pools import Instance, Pools
 from gateway.relay.types import GenerationRequest
-from policies.types import Plan, Rng, Role
+from policies.plans import Plan
+from policies.types import Rng, Role
+from policies.where import Where
 
 
 class Failover:
     """The plan's instances first; after a failure, the least loaded other one of the same role and region.
 
     Staying in the region keeps the KV that has crossed, or that RLD's store has, of use. One that would go on with
-    other tokens than the plan's instances, or that mixes up salts, never steps in, nor does one outside ``regions``
-    (None: any may).
+    other tokens than the plan's instances, or that mixes up salts, never steps in, nor does one that stands
+    where the tenant's prompts may not be.
     """
 
-    def __init__(
-        self, plan: Plan, request: GenerationRequest, regions: Collection[str] | None, pools: Pools, rng: Rng
-    ) -> None:
+    def __init__(self, plan: Plan, request: GenerationRequest, where: Where, pools: Pools, rng: Rng) -> None:
         self._pools = pools
         self._model = request.model
         self._is_salted = request.cache_salt is not None
         self._rng = rng
-        planned: Iterable[tuple[Role, str | None]] = (
-            (Role.P, plan.prefill),
-            (Role.RLD, plan.relay),
-            (Role.MD, plan.main),
-        )
-        self._chosen = {role: id_ for role, id_ in planned if id_ is not None}
-        self._allowed = regions
+        self._chosen = dict(plan.roles)
+        self._where = where
         self._roles = {role: pools[id_].spec.role for role, id_ in self._chosen.items()}
         self._regions = {role: pools[id_].spec.region for role, id_ in self._chosen.items()}
         if Role.P in self._regions:
@@ -50,7 +43,7 @@ class Failover:
             and instance.spec.id not in self._failed
             and instance.usable(now_s)
             and region in (None, instance.spec.region)
-            and (self._allowed is None or instance.spec.region in self._allowed)
+            and self._where.allows(instance.spec.region)
             and instance.fingerprint == self._fingerprint
             and not (self._is_salted and instance.leaks_salts)
         ]

@@ -11,7 +11,8 @@ from gateway.relay.splice_events import LegId, StartLeg
 from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
-from policies.types import Plan, Role
+from policies.plans import Plan
+from policies.types import Role
 
 
 class Record:

@@ -20,18 +20,15 @@ from gateway.relay.answer_plan import AnswerPlan, Outcome
 from gateway.relay.failover import Failover
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
-from gateway.relay.splice_events import Route
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
+from policies.plans import Decision, Plan
 from policies.route import choose_plan
 from policies.rules import Rules
-from policies.types import Decision, Direct, Facts, Hit, NoInstance, PassThrough, Plan, Relay, Rng, Singular, Snapshot
-
-DIRECT_PATIENCE = 3.0
-"""Direct waits this many times as long as it was expected to before a relay steps in."""
-LEAST_PATIENCE_S = 1.0
+from policies.types import Facts, Hit, NoInstance, Rng, Snapshot
+from policies.where import Where
 
 
 def _count_nothing(tenant: str, model: str, use: Use) -> None:
@@ -64,7 +61,7 @@ class Router:
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
         record = Record(timeline, self.metrics, decision.plan, note_use)
-        failover = Failover(decision.plan, request, rules.regions, self.pools, self.rng)
+        failover = Failover(decision.plan, request, Where.of(rules), self.pools, self.rng)
         return RelayAnswer(self._plan(request, rules, decision), failover, self.pools, self.aligner, record)
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
@@ -133,7 +130,7 @@ class Router:
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
-            kv_patience_s=_patience_s(decision, rules),
+            kv_patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
             lease_s=link.lease_s if lends and link else None,
@@ -141,9 +138,12 @@ class Router:
         )
 
     def _link(self, plan: Plan, rules: Rules) -> Link | None:
-        if isinstance(plan, Direct | Relay):
-            return self.links.get(*plan.link) if plan.link else None
-        return self.links.first_from(self.pools[plan.prefill].spec.region, rules.regions) if plan.prefill else None
+        if plan.link is not None:
+            return self.links.get(*plan.link)
+        if plan.prefill is None or not plan.ends_on_relay:
+            return None
+        # should RLD be lost for good, any MD that can be reached goes on
+        return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules))
 
     def _terms(
         self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: Outcome
@@ -156,9 +156,9 @@ class Router:
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
 
         return SpliceTerms(
-            route=_route(plan),
+            plan=plan,
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,
-            classic=lends or (isinstance(plan, Direct) and plan.classic),
+            classic=lends or plan.classic,
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,
             min_tokens=min(request.min_tokens, limit),
@@ -181,34 +181,13 @@ class Router:
 
     def _note_session(self, decision: Decision) -> None:
         if decision.facts.session is not None:
-            plan = decision.plan
-            served = frozenset(id_ for id_ in (plan.prefill, plan.relay, plan.main) if id_ is not None)
-            self.sessions.note(decision.facts.session, served)
+            self.sessions.note(decision.facts.session, decision.plan.instances)
 
 
 def _lends(plan: Plan, link: Link | None) -> bool:
     """Whether RLD gets its KV from P itself; then RLD makes all tokens from the prompt on, and P's is not shown."""
-    return plan.relay is not None and link is not None and link.path.traits.lends
+    return plan.relays_first and link is not None and link.path.traits.lends
 
 
 def _session_key(request: GenerationRequest) -> str | None:
     return f"{request.tenant}\n{request.session}" if request.session else None
-
-
-def _route(plan: Plan) -> Route:
-    match plan:
-        case Direct():
-            return "direct"
-        case Relay():
-            return "relay"
-        case Singular():
-            return "singular"
-        case PassThrough():
-            return "passthrough"
-
-
-def _patience_s(decision: Decision, rules: Rules) -> float:
-    if not isinstance(decision.plan, Direct):
-        return rules.relay.extend_timeout_s
-    expected_s = decision.estimate.total_s if decision.estimate else None
-    return max(LEAST_PATIENCE_S, DIRECT_PATIENCE * max(rules.direct_wan_bound_s, expected_s or 0.0))

@@ -34,7 +34,6 @@ from gateway.relay.splice_events import (
     End,
     Event,
     Fail,
-    Handoff,
     IllegalEvent,
     KvFailed,
     KvLate,
@@ -49,13 +48,13 @@ from gateway.relay.splice_events import (
     Phase,
     RetryDue,
     RetryLater,
-    Route,
     StartLeg,
     StartTransfer,
     StopMatched,
     StopTransfer,
 )
-from policies.handoff import ExtendBatch, FinalNow, HandoffStep
+from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
+from policies.plans import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class SpliceTerms:
     answer and have no text. ``max_attempts``: how many times in a row nobody may be found before the answer fails.
     """
 
-    route: Route
+    plan: Plan
     splittable: bool
     classic: bool
     relay_allowed: bool
@@ -113,15 +112,15 @@ class Splice:
     _out: list[Action] = field(default_factory=list)
 
     def start(self) -> list[Action]:
-        """Begin: the P leg, and the transfer unless the answer is singular."""
-        if self.terms.route == "passthrough":
+        """Begin: the P leg, if there is one, and the transfer where the plan moves KV."""
+        if not self.terms.plan.has_prefill:
             self.kv = KvState.UNNEEDED
             self._start_final()
             return self._flush()
-        self._relaying = self.terms.route != "direct"
+        self._relaying = self.terms.plan.relays_first
         self._relay_blocked = not self.terms.relay_allowed
         self._start(LegKind.PREFILL)
-        if self.terms.route != "singular":
+        if self.terms.plan.moves_kv:
             self._move()
         return self._flush()
 

@@ -7,7 +7,6 @@ from typing import Literal, NewType, TypeAlias
 from gateway.relay.types import Tokens
 
 LegId = NewType("LegId", int)
-Route = Literal["direct", "relay", "singular", "passthrough"]
 
 
 class IllegalEvent(Exception):
@@ -172,16 +171,3 @@ class Fail:
 
 Action: TypeAlias = Tokens | StartLeg | CloseLeg | StartTransfer | StopTransfer | RetryLater | End | Fail
 """Tokens are to be given to the client."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handoff:
-    """Where a hand-off stands, in tokens: what MD lacks of the log, and what it lacked a round ago.
-
-    ``main_lost``: a final leg was lost, and no main instance has answered since.
-    """
-
-    pending: int
-    rounds: int
-    previous_pending: int | None
-    main_lost: bool = False

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from backends.types import TransferRequest
 from gateway.fleet.pools import Instance
 from gateway.relay.splice_events import StartLeg
+from policies.handoff import Extend, first_token_wait_s
 from policies.rules import RelayRules
-from policies.timeouts import Extend, first_token_wait_s
 
 
 @dataclass(slots=True)

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 
-from policies.handoff import FinalNow, HandoffState, choose_step
+from policies.handoff import FinalNow, Handoff, choose_step
 from policies.output_length import observe_length
+from policies.plans import Decision
 from policies.rules import Rules
 from policies.simulator.crossing import SimulatedTransfer
 from policies.simulator.parts import Work
 from policies.simulator.trace import Row
 from policies.simulator.world import SimulatedInstance, World
 from policies.singular import count_converted, relay_finished_first
-from policies.types import Decision, Direct, Relay
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class RequestFlow:
         site.cache.add(outcome.row.blocks)
         world.stores[site.member.region].add(outcome.row.blocks)
         self.prefilled = True
-        if not (isinstance(plan, Direct) and plan.classic):
+        if not plan.classic:
             self.made_tokens = outcome.prefill_tokens = 1
             outcome.first_s = self.silent_since_s = self._now_s
         if self.made_tokens == outcome.row.output_tokens:
@@ -134,13 +134,7 @@ class RequestFlow:
         self.made_tokens = min(output - 1, int(output - relay.decode.left(self.relay_job)))
         pending = self.made_tokens - self.sealed_tokens
         step = choose_step(
-            HandoffState(
-                pending_tokens=pending,
-                rounds=self.rounds,
-                relay_load=relay.view().load,
-                previous_pending_tokens=self.previous_pending_tokens,
-            ),
-            self.rules.handoff,
+            Handoff(pending, self.rounds, self.previous_pending_tokens), relay.view().load, None, self.rules.handoff
         )
         tail = 0 if self.rounds else self._tail_tokens
         if isinstance(step, FinalNow):
@@ -174,7 +168,7 @@ class RequestFlow:
         self.relay_job = None
         self.made_tokens, self.outcome.relay_tokens = row.output_tokens, row.output_tokens - 1
         self._finish()
-        if not isinstance(plan, Relay) or plan.link is None or self.transfer is None:
+        if plan.link is None or self.transfer is None:
             return
         facts, snapshot = self.decision.facts, self.world.snapshot()
         if relay_finished_first(plan, facts, row.output_tokens, snapshot, self.rules).stop_transfer:

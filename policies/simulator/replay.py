@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from policies.alignment import observe_hits
 from policies.output_length import expected_tokens
+from policies.plans import Decision
 from policies.route import choose_plan
 from policies.rules import Rules
 from policies.simulator.flow import Outcome, RequestFlow
@@ -12,8 +12,8 @@ from policies.simulator.parts import EventQueue
 from policies.simulator.report import Report, make_report
 from policies.simulator.trace import Row
 from policies.simulator.world import MODEL, World
-from policies.singular import count_request
-from policies.types import Decision, Facts, NoInstance, Rng
+from policies.singular import count_request, observe_hits
+from policies.types import Facts, NoInstance, Rng
 
 
 class Replay:
@@ -60,7 +60,7 @@ class Replay:
         world, rules, plan, facts = self.world, self.rules, decision.plan, decision.facts
         hits = facts.hits
         now_s = self.timeline.now_s
-        world.singular = count_request(world.singular, plan.kind == "singular", now_s, rules.singular)
+        world.singular = count_request(world.singular, plan.ends_on_relay, now_s, rules.singular)
         if plan.prefill is not None and plan.main is not None:
             world.alignment = observe_hits(
                 world.alignment, facts.prompt_tokens, hits[plan.prefill], hits[plan.main], now_s, rules.alignment

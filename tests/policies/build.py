@@ -7,21 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from policies.plans import Decision
 from policies.route import choose_plan
 from policies.rules import Rules, parse_rules
-from policies.types import (
-    Alignment,
-    Decision,
-    Facts,
-    Hit,
-    InstanceView,
-    LinkView,
-    Placement,
-    Role,
-    SingularUse,
-    Slo,
-    Snapshot,
-)
+from policies.types import Alignment, Facts, Hit, InstanceView, LinkView, Placement, Role, SingularUse, Slo, Snapshot
 
 KV_BYTES = 50_000
 MODEL = "m"

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from policies.types import NoInstance, PassThrough, Relay, Role
+from policies.plans import PassThrough, Relay
+from policies.types import NoInstance, Role
 from tests.policies.build import M1, P1, R1, decide, facts, instance, link, rules, snapshot
 
 ROUTE = ("a", "b")

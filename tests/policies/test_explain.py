@@ -6,9 +6,10 @@ import random
 from hypothesis import given, settings
 
 from policies.explain import REASONS, explain_decision, explain_plan
+from policies.plans import Direct
 from policies.route import choose_plan
 from policies.rules import Rules
-from policies.types import Direct, Facts, Hit, NoInstance, Snapshot
+from policies.types import Facts, Hit, NoInstance, Snapshot
 from tests.policies.build import cases, decide, facts
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.overflow import choose_overflow
+from policies.route import choose_overflow
 from policies.rules import parse_rules
 from policies.types import InstanceView, Role
 from tests.policies.build import instance

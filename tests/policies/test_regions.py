@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from policies.plans import Direct, PassThrough, Relay
 from policies.route import choose_plan
 from policies.rules import Rules
-from policies.types import Direct, Facts, Hit, NoInstance, PassThrough, Relay, Role, Snapshot
+from policies.types import Facts, Hit, NoInstance, Role, Snapshot
 from tests.policies.build import M1, P1, R1, cases, decide, facts, instance, link, placed, rules, snapshot
 
 A = rules(regions=["a"])

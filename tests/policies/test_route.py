@@ -7,22 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
+from policies.plans import Direct, PassThrough, Relay, Singular
 from policies.route import choose_plan
 from policies.rules import Rules
-from policies.types import (
-    Alignment,
-    Direct,
-    Facts,
-    Hit,
-    NoInstance,
-    PassThrough,
-    Relay,
-    Role,
-    Singular,
-    SingularUse,
-    Slo,
-    Snapshot,
-)
+from policies.types import Alignment, Facts, Hit, NoInstance, Role, SingularUse, Slo, Snapshot
 from policies.valley import PrefillCurve
 from tests.policies.build import M1, P1, R1, cases, decide, facts, instance, link, placed, rules, snapshot
 

@@ -1,4 +1,4 @@
-"""The singular rule and its budget."""
+"""The singular rule, its budget and the alignment guard."""
 
 from typing import Any
 
@@ -6,17 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.rules import Rules
+from policies.plans import Direct, PassThrough, Plan, Relay, Singular
+from policies.rules import AlignmentRules, Rules
 from policies.singular import (
     EarlyEnd,
     count_converted,
     count_request,
+    fade_factor,
     fade_use,
+    is_aligned,
+    observe_hits,
     refuse_singular,
     relay_finished_first,
     relay_time_s,
 )
-from policies.types import Alignment, Hit, Relay, Singular, SingularUse
+from policies.types import Alignment, Hit, SingularUse
 from tests.policies.build import R1, decide, facts, instance, link, rules, snapshot
 
 ROOM = SingularUse(used=0.0, total=1000.0)
@@ -131,6 +135,15 @@ def test_a_link_that_is_gone_forbids_nothing(plan: Relay) -> None:
     assert relay_finished_first(plan, facts(100_000), 100, seen, Rules()).stop_transfer
 
 
+@pytest.mark.parametrize(
+    "plan", [Direct("p1", "m1", "x", ("a", "b")), Singular("p1", "r1", "x"), PassThrough("m1", "x")]
+)
+def test_only_a_relay_turns_singular(plan: Plan) -> None:
+    """Where RLD stepped in for another plan, the transfer completes, whatever the request."""
+    end = relay_finished_first(plan, facts(100_000), 100, snapshot(singular=ROOM), Rules())
+    assert end == EarlyEnd(stop_transfer=False, reason="unplanned")
+
+
 @given(
     arrivals=st.lists(
         st.tuples(st.sampled_from([0.0, 0.1, 30.0, 5000.0]), st.booleans(), st.booleans()), min_size=1, max_size=300
@@ -149,13 +162,61 @@ def test_the_share_never_exceeds_the_budget(
         now_s += wait_s
         request = facts(100_000, predicted_output_tokens=50 if short else 800)
         decision = decide(request, snapshot(singular=use, now_s=now_s), given_rules)
-        is_singular = isinstance(decision.plan, Singular)
+        is_singular = decision.plan.ends_on_relay
         use = count_request(use, is_singular, now_s, limits)
         total, singular = total + 1, singular + is_singular
-        if isinstance(decision.plan, Relay) and ends_early:
+        if decision.plan.kind == "relay" and ends_early:
             seen = snapshot(singular=use, now_s=now_s)
             if relay_finished_first(decision.plan, request, 50, seen, given_rules).stop_transfer:
                 use = count_converted(use, now_s, limits)
                 singular += 1
         assert use.used <= budget * use.total + 1e-9
         assert singular <= budget * total + 1e-9
+
+
+RULES = AlignmentRules(window_s=100.0, bound=0.05)
+
+
+def test_nothing_seen_is_aligned() -> None:
+    """Before any request there is no gap."""
+    assert Alignment().gap == 0.0
+    assert is_aligned(Alignment(), RULES)
+
+
+def test_the_gap_is_weighted_by_tokens() -> None:
+    """A long prompt that MD lacks weighs more than short ones that it has."""
+    seen = observe_hits(Alignment(), 9000, Hit(9000), Hit(0), 0.0, RULES)
+    seen = observe_hits(seen, 1000, Hit(500, 1000), Hit(5000), 0.0, RULES)
+    assert seen.gap == pytest.approx(0.9)
+    assert not is_aligned(seen, RULES)
+
+
+@pytest.mark.parametrize(("main_tokens", "aligned"), [(850, True), (849, False), (1000, True)])
+def test_the_bound_is_included(main_tokens: int, aligned: bool) -> None:
+    """A gap at the bound is still aligned; an MD ahead of P has no gap."""
+    rules = AlignmentRules(bound=0.0625)
+    seen = observe_hits(Alignment(), 1000, Hit(912), Hit(main_tokens), 0.0, rules)
+    assert is_aligned(seen, rules) is aligned
+
+
+@pytest.mark.parametrize(("prefill", "main"), [(None, Hit(0)), (Hit(1000), None)])
+def test_unknown_hits_say_nothing(prefill: Hit | None, main: Hit | None) -> None:
+    """A request with an unknown hit does not change the comparison."""
+    seen = Alignment(1000.0, 900.0, 100.0, 5.0)
+    assert observe_hits(seen, 1000, prefill, main, 50.0, RULES) == seen
+
+
+def test_the_gap_closes_as_time_goes_on() -> None:
+    """Old misses fade against new hits."""
+    seen = observe_hits(Alignment(), 1000, Hit(1000), Hit(0), 0.0, RULES)
+    for second in range(0, 600, 10):
+        seen = observe_hits(seen, 1000, Hit(1000), Hit(1000), float(second), RULES)
+    assert seen.gap < 0.001
+
+
+@given(since=st.floats(0, 1e6), now=st.floats(0, 1e6))
+def test_a_clock_that_goes_back_fades_nothing(since: float, now: float) -> None:
+    """The weight is in (0, 1], and 1 when the clock went back."""
+    factor = fade_factor(since, now, 1e6)
+    assert 0.0 < factor <= 1.0
+    assert now > since or factor == 1.0

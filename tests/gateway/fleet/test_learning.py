@@ -6,9 +6,10 @@ from pytest import approx
 
 from gateway.fleet.learning import Learning
 from policies.output_length import length_quantile
+from policies.plans import Decision, PassThrough
 from policies.rules import Rules
 from policies.singular import relay_finished_first
-from policies.types import Alignment, Decision, Hit, PassThrough, Relay, Singular
+from policies.types import Alignment, Hit
 from tests.gateway.fleet.seams import Clock
 from tests.policies.build import MODEL, decide, facts, rules, snapshot
 
@@ -188,8 +189,8 @@ def test_the_budget_holds_over_all_processes(arrivals: list[tuple[int, float, st
         seen = snapshot(singular=learning.singular(MODEL), now_s=clock())
         decision = decide(request, seen, limits)
         learning.note_decision(decision, limits)
-        total, singular = total + 1, singular + isinstance(decision.plan, Singular)
-        if kind == "live" and isinstance(decision.plan, Relay):
+        total, singular = total + 1, singular + decision.plan.ends_on_relay
+        if kind == "live" and decision.plan.kind == "relay":
             seen = snapshot(singular=learning.singular(MODEL), now_s=clock())
             if relay_finished_first(decision.plan, request, 50, seen, limits).stop_transfer:
                 learning.note_converted(MODEL, limits)

@@ -9,6 +9,7 @@ from backends.errors import TransferFailed
 from backends.types import LinkState, PathTraits
 from gateway.fleet.links import POLL_TIMEOUT_S, Link, Links
 from policies.types import LinkView
+from policies.where import ANYWHERE
 from tests.gateway.fleet.seams import ScriptedPath
 
 MEASURED = LinkState(rate_bytes_per_s=5e6, queued_bytes=1000, rtt_s=0.03, up=True, wan_bytes_total=9, open_transfers=2)
@@ -106,8 +107,8 @@ async def test_links_are_found_by_their_regions() -> None:
     links = Links({("a", "b"): one, ("c", "b"): other}, 60.0)
     assert links.get("a", "b") is one
     assert links.get("b", "a") is None
-    assert links.first_from("c", None) is other
-    assert links.first_from("b", None) is None
+    assert links.first_from("c", ANYWHERE) is other
+    assert links.first_from("b", ANYWHERE) is None
     assert links.chunk_tokens == 512
     assert Links({}, 60.0).chunk_tokens == 1
     await links.aclose()

@@ -19,7 +19,9 @@ from gateway.fleet.pools import Instance
 from gateway.fleet.topology import FLEET, TOPOLOGY, LiveTopology, overlay, read_topology
 from gateway.relay.failover import Failover
 from gateway.relay.types import GenerationRequest
-from policies.types import Direct, Role
+from policies.plans import Direct
+from policies.types import Role
+from policies.where import ANYWHERE
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate, Watch
 from tests.fakes.index import KnownIndex
@@ -138,7 +140,7 @@ async def test_drained_engine_ends_what_was_given_to_it() -> None:
         assert rig.offered == ["p1", "rld1"]
         pools = rig.topology.pools
         request = GenerationRequest("r", MODEL, [1], 5)
-        cast = Failover(Direct("p1", "md1", "same_region"), request, None, pools, FixedRng())
+        cast = Failover(Direct("p1", "md1", "same_region"), request, ANYWHERE, pools, FixedRng())
         assert cast.pick(Role.MD) is pools["md1"]
         assert await run_leg(pools["md1"]) == 5
         rig.apply()

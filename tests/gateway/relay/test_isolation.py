@@ -8,7 +8,7 @@ from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec
 from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
-from policies.types import Decision
+from policies.plans import Decision
 from tests.gateway.relay.stage import MODEL, PROMPT, LinkedPath, Stage, open_stage, read, rules_of
 
 SALTS = Salts(b"0123456789abcdef")

@@ -11,8 +11,10 @@ from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.handoff import FinalNow
-from policies.types import Relay
+from policies.plans import Relay
 from tests.gateway.fleet.seams import Clock
+
+PLAN = Relay("p1", "rld1", "md1", "wan_slow", ("a", "b"))
 
 
 @pytest.fixture
@@ -30,15 +32,14 @@ def used() -> Use:
 @pytest.fixture
 def record(clock: Clock, used: Use) -> Record:
     """The record of one relayed answer."""
-    plan = Relay("p1", "rld1", "md1", "wan_slow", ("a", "b"))
-    return Record(Timelines(clock).open("r", "m"), Metrics(), plan, used.add)
+    return Record(Timelines(clock).open("r", "m"), Metrics(), PLAN, used.add)
 
 
 @pytest.fixture
 def splice() -> Splice:
     """An answer that has not begun."""
     terms = SpliceTerms(
-        route="relay",
+        plan=PLAN,
         splittable=True,
         classic=False,
         relay_allowed=True,

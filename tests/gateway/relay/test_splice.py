@@ -14,7 +14,6 @@ from gateway.relay.splice_events import (
     End,
     Event,
     Fail,
-    Handoff,
     IllegalEvent,
     KvFailed,
     KvLate,
@@ -35,17 +34,22 @@ from gateway.relay.splice_events import (
     StopTransfer,
 )
 from gateway.relay.types import Tokens
-from policies.handoff import ExtendBatch, FinalNow, HandoffStep
+from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
+from policies.plans import Direct, PassThrough, Plan, Relay, Singular
 from tests.gateway.relay.simulate import EOS, World, unsplit
 
 P, A, B, C, D, E = (LegId(n) for n in range(6))
 
+DIRECT = Direct("p", "md", "same_region")
+RELAY = Relay("p", "rld", "md", "wan_slow")
+SINGULAR = Singular("p", "rld", "singular")
+
 
 def catch_up(handoff: Handoff) -> HandoffStep:
     """Extend until at most two tokens are pending, at most three rounds."""
-    if handoff.pending <= 2 or handoff.rounds >= 3:
+    if handoff.pending_tokens <= 2 or handoff.rounds >= 3:
         return FinalNow("small_rest")
-    return ExtendBatch(handoff.pending, "catch_up")
+    return ExtendBatch(handoff.pending_tokens, "catch_up")
 
 
 def at_once(handoff: Handoff) -> HandoffStep:
@@ -54,7 +58,7 @@ def at_once(handoff: Handoff) -> HandoffStep:
 
 
 TERMS = SpliceTerms(
-    route="relay",
+    plan=RELAY,
     splittable=True,
     classic=False,
     relay_allowed=True,
@@ -161,14 +165,14 @@ def test_answer_that_ends_at_rld_asks_for_alignment() -> None:
 
 def test_direct_waits_for_the_kv() -> None:
     """Direct shows P's token and then waits for MD's KV without a relay."""
-    splice = begun(replace(TERMS, route="direct"), *PREFILLED)
+    splice = begun(replace(TERMS, plan=DIRECT), *PREFILLED)
     assert splice.phase is Phase.WAIT
     assert splice.feed(KvReady()) == [StartLeg(A, LegKind.FINAL, 1, 99, 0, True)]
 
 
 def test_late_kv_turns_direct_into_relay() -> None:
     """When the KV is late, a relay takes over from waiting; the hand-off still comes."""
-    splice = begun(replace(TERMS, route="direct"), *PREFILLED)
+    splice = begun(replace(TERMS, plan=DIRECT), *PREFILLED)
     assert splice.feed(KvLate()) == [StartLeg(A, LegKind.RELAY, 1, 99, 0, True)]
     splice.feed(tokens(A, 1, 11))
     assert splice.feed(KvReady()) == [CloseLeg(A), StartLeg(B, LegKind.FINAL, 2, 98, 0, True)]
@@ -176,22 +180,21 @@ def test_late_kv_turns_direct_into_relay() -> None:
 
 def test_classic_drops_the_prefill_token() -> None:
     """Classic direct: P's token is not shown, MD makes every token."""
-    splice = begun(replace(TERMS, route="direct", splittable=False, classic=True), *PREFILLED)
+    splice = begun(replace(TERMS, plan=DIRECT, splittable=False, classic=True), *PREFILLED)
     assert splice.log == [] and splice.discarded_tokens == 1
     assert splice.feed(KvReady()) == [StartLeg(A, LegKind.FINAL, 0, 100, 0, True)]
 
 
 def test_unsplittable_answer_fails_when_its_writer_dies() -> None:
     """An answer that must not be split ends in an error once its engine is lost in the middle."""
-    splice = begun(
-        replace(TERMS, route="direct", splittable=False, classic=True), *PREFILLED, KvReady(), tokens(A, 0, 5)
-    )
+    terms = replace(TERMS, plan=DIRECT, splittable=False, classic=True)
+    splice = begun(terms, *PREFILLED, KvReady(), tokens(A, 0, 5))
     assert splice.feed(LegFailed(A)) == [StopTransfer(), Fail(None)]
 
 
 def test_passthrough_is_one_leg() -> None:
     """PassThrough starts MD at once and moves nothing."""
-    splice = Splice(replace(TERMS, route="passthrough", relay_allowed=False))
+    splice = Splice(replace(TERMS, plan=PassThrough("md", "echo"), relay_allowed=False))
     assert splice.start() == [StartLeg(P, LegKind.FINAL, 0, 100, 0, False)]
     splice.feed(tokens(P, 0, 1))
     assert splice.phase is Phase.MAIN
@@ -203,7 +206,7 @@ def test_lost_main_is_told_until_one_has_answered() -> None:
 
     def decide(handoff: Handoff) -> HandoffStep:
         told.append(handoff.main_lost)
-        return ExtendBatch(handoff.pending, "main_lost") if handoff.main_lost else FinalNow("one_shot")
+        return ExtendBatch(handoff.pending_tokens, "main_lost") if handoff.main_lost else FinalNow("one_shot")
 
     splice = begun(replace(TERMS, decide=decide), *EAGER, KvReady())
     splice.feed(LegFailed(B))
@@ -283,7 +286,7 @@ def test_refused_request_is_not_tried_again() -> None:
 
 def test_singular_moves_nothing_until_it_must() -> None:
     """Singular starts no transfer; if RLD is lost for good, the KV is moved after all."""
-    splice = Splice(replace(TERMS, route="singular"))
+    splice = Splice(replace(TERMS, plan=SINGULAR))
     assert splice.start() == [StartLeg(P, LegKind.PREFILL, 0, 1, 0, False)]
     for event in PREFILLED:
         splice.feed(event)
@@ -322,7 +325,7 @@ def test_illegal_events_change_nothing(event: Event) -> None:
 
 def test_kv_events_without_a_transfer_are_illegal() -> None:
     """A singular answer has no transfer that could be ready."""
-    splice = Splice(replace(TERMS, route="singular"))
+    splice = Splice(replace(TERMS, plan=SINGULAR))
     splice.start()
     with pytest.raises(IllegalEvent):
         splice.feed(KvReady())
@@ -342,13 +345,13 @@ def test_failed_extend_lets_rld_go_on() -> None:
     assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
 
 
-ROUTES = st.sampled_from(["direct", "relay", "singular", "passthrough"])
+PLANS = st.sampled_from([DIRECT, RELAY, SINGULAR, PassThrough("md", "echo")])
 
 
 @settings(max_examples=400, deadline=None)
 @given(
     data=st.data(),
-    route=ROUTES,
+    plan=PLANS,
     limit=st.integers(1, 40),
     eos_at=st.none() | st.integers(0, 40),
     trouble=st.integers(0, 6),
@@ -357,7 +360,7 @@ ROUTES = st.sampled_from(["direct", "relay", "singular", "passthrough"])
 )
 def test_any_course_gives_the_unsplit_answer(
     data: st.DataObject,
-    route: Literal["direct", "relay", "singular", "passthrough"],
+    plan: Plan,
     limit: int,
     eos_at: int | None,
     trouble: int,
@@ -367,13 +370,13 @@ def test_any_course_gives_the_unsplit_answer(
     """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once."""
 
     def decide(handoff: Handoff) -> HandoffStep:
-        if handoff.pending <= batch or handoff.rounds >= 3:
+        if handoff.pending_tokens <= batch or handoff.rounds >= 3:
             return FinalNow("small_rest")
         return ExtendBatch(batch, "catch_up")
 
     terms = replace(
         TERMS,
-        route=route,
+        plan=plan,
         limit_tokens=limit,
         splittable=splittable,
         classic=not splittable,
@@ -396,15 +399,15 @@ def test_any_course_gives_the_unsplit_answer(
 
 
 @settings(max_examples=150, deadline=None)
-@given(data=st.data(), route=ROUTES, steps=st.integers(0, 30), trouble=st.integers(0, 3))
+@given(data=st.data(), plan=PLANS, steps=st.integers(0, 30), trouble=st.integers(0, 3))
 def test_client_may_leave_or_stop_at_any_time(
     data: st.DataObject,
-    route: Literal["direct", "relay", "singular", "passthrough"],
+    plan: Plan,
     steps: int,
     trouble: int,
 ) -> None:
     """After the client is gone, or a stop string matched, nothing is emitted and nothing runs."""
-    world = World(replace(TERMS, route=route), lambda n: data.draw(st.integers(0, n - 1)), trouble)
+    world = World(replace(TERMS, plan=plan), lambda n: data.draw(st.integers(0, n - 1)), trouble)
     for _ in range(steps):
         if world.over or not world.step():
             break
