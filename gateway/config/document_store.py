@@ -14,7 +14,7 @@ from uuid import uuid4
 import msgspec
 import redis.asyncio
 
-from gateway.redis import document_scripts as scripts
+from gateway.redis.scripts import SCRIPTS
 
 MOST_BODY_BYTES = 1 << 20
 MOST_HISTORY = 100
@@ -181,7 +181,7 @@ class DocumentStore:
     async def read(self, kinds: Sequence[str], since: int = -1, epoch: str = "") -> Changes:
         """Return what changed of ``kinds`` after revision ``since`` of ``epoch``; all, where that is not known."""
         keys = [self._key("meta"), self._key("changes"), *map(self._documents, kinds)]
-        found_epoch, revision, complete, counts, flat = await self._run("READ", keys, since, epoch, *kinds)
+        found_epoch, revision, complete, counts, flat = await self._run("read", keys, since, epoch, *kinds)
         parts = iter(flat)
         documents = [
             _unpack(kind.decode(), name.decode(), packed)
@@ -197,16 +197,16 @@ class DocumentStore:
             keys.append(self._documents(one.kind))
             packed = msgspec.msgpack.encode((one.version, one.revision, one.at_ms, one.author, one.body))
             arguments += [one.kind, one.name, packed]
-        return int(await self._run("RESTORE", keys, epoch, revision, self.channel, *arguments))
+        return int(await self._run("restore", keys, epoch, revision, self.channel, *arguments))
 
     async def acknowledge(self, ack: Ack) -> None:
         """Say what this process has applied. To be repeated more often than every ``dead_s``."""
         said = msgspec.msgpack.encode(ack)
-        await self._run("ACKNOWLEDGE", self._acks(), ack.process, said, int(self.dead_s * 1000))
+        await self._run("acknowledge", self._acks(), ack.process, said, int(self.dead_s * 1000))
 
     async def living(self) -> list[Ack]:
         """Return what every live process says, by host and process id."""
-        said = await self._run("LIVING", self._acks(), int(self.dead_s * 1000))
+        said = await self._run("living", self._acks(), int(self.dead_s * 1000))
         acks = [msgspec.msgpack.decode(one, type=Ack) for one in said if one]
         return sorted(acks, key=lambda ack: (ack.host, ack.pid, ack.process))
 
@@ -224,7 +224,7 @@ class DocumentStore:
         keys = [self._key("meta"), self._key("changes"), self._documents(kind), self._history(kind, name)]
         wanted = "" if expected is None else expected
         arguments = [kind, name, body, author, wanted, uuid4().hex, self.channel, MOST_HISTORY, MOST_AUDIT]
-        done, packed = await self._run("PUT", [*keys, self._key("audit")], *arguments)
+        done, packed = await self._run("put", [*keys, self._key("audit")], *arguments)
         document = _unpack(kind, name, packed) if packed else None
         if not done or document is None:
             raise Conflict(kind, name, document)
@@ -233,7 +233,7 @@ class DocumentStore:
     async def _run(self, name: str, keys: Sequence[str], *arguments: Any) -> Any:
         script = self._scripts.get(name)
         if script is None:
-            script = self._scripts[name] = self.client.register_script(getattr(scripts, name))
+            script = self._scripts[name] = self.client.register_script(SCRIPTS[f"documents_{name}"])
         return await script(keys, arguments)
 
     def _key(self, name: str) -> str:

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 from gateway.errors import reason_of
 from gateway.fleet.learning import Learning, News
 from gateway.redis.client import connect, digest
+from gateway.redis.scripts import SCRIPTS
 from gateway.tasks import end_task
 from policies.output_length import Lengths
 from policies.types import Alignment
@@ -30,41 +31,6 @@ _KEPT_MS = 86_400_000
 _MOST_TENANTS_AT_ONCE = 256
 _MISSED_EXCHANGES = 5
 _DECODER = msgspec.msgpack.Decoder(list[float])
-
-_ADD = """
--- KEYS: a state. ARGV: what to add to it, the state where there is none, weight of the old sums, seconds in which they
--- fade (0: never), time to live ms. A state is [samples, sums...] in msgpack; stored with its time in front.
--- Returns the new state.
-local time = redis.call('TIME')
-local now_s = time[1] + time[2] / 1000000
-local state = cmsgpack.unpack(ARGV[2])
-local stored = redis.call('GET', KEYS[1])
-local old = stored and select(2, pcall(cmsgpack.unpack, stored))
-if type(old) == 'table' and #old == #state + 1 then
-  local add, keep, fade_s = cmsgpack.unpack(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
-  if fade_s > 0 then keep = keep * math.exp(-math.max(0, now_s - old[1]) / fade_s) end
-  state[1] = old[2] + add[1]
-  for at = 2, #state do state[at] = old[at + 1] * keep + add[at] end
-end
-local reply, total = cmsgpack.pack(state), 0
-for at = 1, #state do total = total + state[at] end
-if total > 0 then
-  table.insert(state, 1, now_s)
-  redis.call('SET', KEYS[1], cmsgpack.pack(state), 'PX', ARGV[5])
-end
-return reply
-"""
-
-_BEAT = """
--- KEYS: processes by the time of their last sign of life. ARGV: this process, ms after which one counts as dead.
--- Returns how many live.
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return redis.call('ZCARD', KEYS[1])
-"""
 
 
 class Ledger:
@@ -94,8 +60,8 @@ class Ledger:
         self._token = uuid4().hex
         self._task: asyncio.Task[None] | None = None
         self._client = connect(redis_url, connect_timeout_s=timeout_s)
-        self._add = self._client.register_script(_ADD)
-        self._beat = self._client.register_script(_BEAT)
+        self._add = self._client.register_script(SCRIPTS["ledger_add"])
+        self._beat = self._client.register_script(SCRIPTS["ledger_beat"])
         self.up = False
         self.peers = 0
 

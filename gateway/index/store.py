@@ -17,7 +17,7 @@ import redis.asyncio
 from gateway.index.engine_blocks import Change, EventMark
 from gateway.index.mirror import CacheDelta
 from gateway.index.types import CacheSpec
-from gateway.redis import index_scripts as scripts
+from gateway.redis.scripts import SCRIPTS
 
 _SCAN_COUNT = 10_000
 _RECORDS_COUNT = 1_000
@@ -82,13 +82,13 @@ class ModelStore:
         self._ttl_ms = int(limits.ttl_s * 1000)
         self._limits = limits
         self._deltas = f"{self._base}:deltas"
-        self._hold = client.register_script(scripts.HOLD)
-        self._release = client.register_script(scripts.RELEASE)
-        self._open = client.register_script(scripts.OPEN)
-        self._publish = client.register_script(scripts.PUBLISH)
-        self._set_known = client.register_script(scripts.SET_KNOWN)
-        self._note = client.register_script(scripts.NOTE)
-        self._state = client.register_script(scripts.STATE)
+        self._hold = client.register_script(SCRIPTS["index_hold"])
+        self._release = client.register_script(SCRIPTS["index_release"])
+        self._open = client.register_script(SCRIPTS["index_open"])
+        self._publish = client.register_script(SCRIPTS["index_publish"])
+        self._set_known = client.register_script(SCRIPTS["index_set_known"])
+        self._note = client.register_script(SCRIPTS["index_note"])
+        self._state = client.register_script(SCRIPTS["index_state"])
 
     async def hold(self, spec: CacheSpec, token: str) -> int | None:
         """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""

@@ -18,7 +18,7 @@ from redis.exceptions import RedisError
 from gateway.errors import reason_of
 from gateway.limits.buckets import Lease, Left, LimitKind, RateLimitStatus, Rates, RateVerdict
 from gateway.redis.client import connect, digest
-from gateway.redis.limit_scripts import ADMIT, RENEW, SETTLE
+from gateway.redis.scripts import SCRIPTS
 from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ _REFUSERS: tuple[LimitKind | None, ...] = (None, "requests", "tokens", "concurre
 _RENEWALS_A_LEASE = 4
 _LAST_TIMEOUT_S = 2.0
 """When the process ends nobody waits for an admission any more."""
-_ADMIT, _SETTLE, _RENEW = (sha1(script.encode()).hexdigest() for script in (ADMIT, SETTLE, RENEW))
+_SCRIPTS = [SCRIPTS[name] for name in ("limits_admit", "limits_settle", "limits_renew")]
+_ADMIT, _SETTLE, _RENEW = (sha1(script.encode()).hexdigest() for script in _SCRIPTS)
 
 
 @dataclass(slots=True, eq=False)
@@ -157,7 +158,7 @@ class SharedLimits:
             pipeline.ping()
             if not self.up:
                 # Once for each connection to a server that may be new: a check before each exchange costs a round trip.
-                for script in (ADMIT, SETTLE, RENEW):
+                for script in _SCRIPTS:
                     pipeline.script_load(script)
             for lease_id, (tenant, unused_tokens) in ended.items():
                 pipeline.evalsha(_SETTLE, 2, *self._keys(tenant), lease_id, unused_tokens)

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter
 from redis.exceptions import RedisError
 
 from gateway.redis.client import connect, digest
+from gateway.redis.scripts import SCRIPTS
 from gateway.tasks import end_task
 
 log = logging.getLogger(__name__)
@@ -24,17 +25,6 @@ log = logging.getLogger(__name__)
 HOUR_S = 3600
 KEPT_S = 90 * 86_400
 _MOST_AT_ONCE = 256
-
-_ADD = """
--- KEYS: a tenant's hour. ARGV: process, number of its batch, seconds to keep, then fields and what to add to each.
--- A batch that was added before is not added again.
-local last = 'batch:' .. ARGV[1]
-if tonumber(redis.call('HGET', KEYS[1], last) or 0) < tonumber(ARGV[2]) then
-  redis.call('HSET', KEYS[1], last, ARGV[2])
-  for at = 4, #ARGV, 2 do redis.call('HINCRBYFLOAT', KEYS[1], ARGV[at], ARGV[at + 1]) end
-  redis.call('EXPIRE', KEYS[1], ARGV[3])
-end
-"""
 
 
 @dataclass(slots=True)
@@ -99,7 +89,7 @@ class UsageMeter:
         self._sent: dict[UsageHour, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
         self._client = connect(redis_url) if redis_url is not None else None
-        self._add = self._client.register_script(_ADD) if self._client is not None else None
+        self._add = self._client.register_script(SCRIPTS["usage_add"]) if self._client is not None else None
         self._counters = {
             name: Counter(f"pdd_tenant_{name}", text, ["tenant"], registry=registry)
             for name, text in (
