@@ -12,8 +12,8 @@ from typing import Any
 from uuid import uuid4
 
 import msgspec
-import redis.asyncio
 
+from gateway.redis.client import RedisCommands
 from gateway.redis.scripts import SCRIPTS
 
 MOST_BODY_BYTES = 1 << 20
@@ -123,9 +123,9 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class DocumentStore:
-    """Reads and changes documents. Every method raises redis.RedisError and OSError; time limits are the caller's."""
+    """Reads and changes documents. Every method raises ``AWAY``; time limits are the caller's."""
 
-    client: "redis.asyncio.Redis"
+    client: RedisCommands
     prefix: str = "pdd"
     dead_s: float = DEAD_S
     _scripts: dict[str, Any] = field(default_factory=dict)

@@ -1,28 +1,143 @@
-"""How this process reaches Redis, and how names of tenants and models become parts of keys."""
+"""This process's way to Redis: one client, one meaning of "Redis answers", one line in the log when that changes.
 
+Whoever keeps state in Redis is a ``RedisClient`` of the process's ``SharedRedis``, with a time limit of its own. It
+knows whether its own last step was done, as its promise hangs on that: the limits are held alone while *their* steps
+fail. What the process says of Redis as a whole, in its metrics, at ``/admin/rules`` and in the log, is
+``SharedRedis.up``.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from hashlib import blake2b
+from types import TracebackType
+from typing import Self
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.commands.core import AsyncScript
+from redis.exceptions import RedisError
 
-CONNECT_TIMEOUT_S = 2.0
+from gateway.errors import reason_of
+from gateway.redis.scripts import SCRIPTS
+
+log = logging.getLogger(__name__)
+
+AWAY = (RedisError, OSError)
+"""What a step raises that Redis did not do: no connection, no answer in time (TimeoutError), or a refusal."""
+RedisCommands = redis.asyncio.Redis
+RedisNotices = redis.asyncio.client.PubSub
+
+_CONNECT_TIMEOUT_S = 2.0
+_HEALTH_CHECK_S = 15
+"""A connection that was silent for so long is tried before it is used."""
+_MOST_CONNECTIONS = 1_000
+"""Each engine's ingest, each model's reader and each user of shared state may wait for an answer at once."""
 
 
-def connect(
-    url: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S, health_check_s: float = 0.0
-) -> "redis.asyncio.Redis":
-    """Make a client that neither retries nor limits times itself: its callers do both. Raises ValueError.
+class SharedRedis:
+    """Redis or Valkey at ``url``, for one process; connections are made when they are needed. Raises ValueError.
 
-    ``health_check_s``: a connection that was silent for so long is tried before it is used; 0: never.
+    ``up``: every client's last step was done, and there was one.
     """
-    return redis.asyncio.Redis.from_url(
-        url,
-        socket_timeout=None,
-        socket_connect_timeout=connect_timeout_s,
-        health_check_interval=health_check_s,
-        retry=Retry(NoBackoff(), 0),
-    )
+
+    def __init__(self, url: str) -> None:
+        # Neither retries nor time limits of the library: clients do both. Below Python 3.12 its socket timeout can
+        # swallow a cancellation.
+        self.commands: RedisCommands = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=None,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            health_check_interval=_HEALTH_CHECK_S,
+            max_connections=_MOST_CONNECTIONS,
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._failing: set[str] = set()
+        self._told_up: bool | None = None
+
+    @property
+    def up(self) -> bool:
+        """See the class."""
+        return self._told_up is True
+
+    def client(self, name: str, timeout_s: float) -> "RedisClient":
+        """Return the way for one use of Redis; its steps are done within ``timeout_s``."""
+        return RedisClient(self, name, timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close all connections, once the clients are done. Idempotent."""
+        await self.commands.aclose()
+
+    def note(self, name: str, error: Exception | None) -> None:
+        """Say how the last step of a client ended; the log is told when that changes what holds for all."""
+        if error is None:
+            self._failing.discard(name)
+        else:
+            self._failing.add(name)
+        up = not self._failing
+        if up is self._told_up:
+            return
+        self._told_up = up
+        if error is None:
+            log.info("Redis answers")
+        else:
+            log.warning(
+                "Redis does not answer (%s): %s; this process goes on with what it knows", name, reason_of(error)
+            )
+
+
+class RedisClient:
+    """One use of Redis. ``up``: its last step was done."""
+
+    def __init__(self, shared: SharedRedis, name: str, timeout_s: float) -> None:
+        self.shared = shared
+        self.commands = shared.commands
+        self.up = False
+        self.trouble = "Redis was not asked yet"
+        """Why it is not up."""
+        self._name = name
+        self._timeout_s = timeout_s
+        self._scripts: dict[str, AsyncScript] = {}
+
+    def script(self, name: str) -> AsyncScript:
+        """Return a step of ``gateway/redis/lua``, which Redis is told of again whenever it does not know it."""
+        script = self._scripts.get(name)
+        if script is None:
+            script = self._scripts[name] = self.commands.register_script(SCRIPTS[name])
+        return script
+
+    def limit(self, timeout_s: float | None = None) -> asyncio.Timeout:
+        """Bound what is in the block by ``timeout_s`` (None: the usual); how it ends is not noted."""
+        return asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note whether what is in the block was done. Raises what it raises."""
+        try:
+            yield
+        except AWAY as error:
+            self.up, self.trouble = False, f"Redis does not answer: {reason_of(error)}"
+            self.shared.note(self._name, error)
+            raise
+        self.up, self.trouble = True, ""
+        self.shared.note(self._name, None)
+
+    @asynccontextmanager
+    async def step(self, timeout_s: float | None = None) -> AsyncIterator[None]:
+        """Do a step, within ``timeout_s`` (None: the usual), and note whether it was done. Raises ``AWAY``."""
+        with self.noted():
+            async with self.limit(timeout_s):
+                yield
 
 
 def digest(name: str) -> str:

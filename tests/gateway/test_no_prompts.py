@@ -21,6 +21,7 @@ from gateway.auth.keys import KeyRecord, hash_key, make_key
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantRecord
 from gateway.config.document_store import DocumentStore
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from gateway.tenancy import open_index
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
@@ -121,7 +122,8 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
         await store.put(TENANT_KIND, "acme", TenantRecord(), author="test")
         record = KeyRecord(tenant="acme", hash=hash_key(SECRET.encode(), key), created_s=0)
         await store.put(KEY_KIND, key.id, record, author="test")
-        gateway = await asyncio.to_thread(Gateway, settings, open_index(settings, url), url)
+        shared = await stack.enter_async_context(SharedRedis(url))
+        gateway = await asyncio.to_thread(Gateway, settings, open_index(settings, shared), shared)
         await stack.enter_async_context(gateway)
         server = await stack.enter_async_context(EdgeServer(gateway.app))
         headers = {"authorization": f"Bearer {key}"}

@@ -20,7 +20,7 @@ from backends.types import LinkState
 from gateway.config.document_store import DocumentStore
 from gateway.config.rulebook import RULES
 from gateway.demo.processes import Child, pdd
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.server import AppServer
 from tests.fakes.silent_store import SilentStore
@@ -113,8 +113,7 @@ async def open_pair(folder: Path) -> AsyncIterator[Pair]:
             stack.push_async_callback(gateway.stop)
         await asyncio.gather(*(gateway.start() for gateway in gateways))
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=20.0))
-        store = DocumentStore(connect(valkey.url))
-        stack.push_async_callback(store.client.aclose)
+        store = DocumentStore((await stack.enter_async_context(SharedRedis(valkey.url))).commands)
         yield Pair(valkey, engines, bridge, gateways, client, store, config, folder)
 
 

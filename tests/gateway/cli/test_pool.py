@@ -10,7 +10,7 @@ import yaml
 
 from gateway.config.document_store import DocumentStore
 from gateway.fleet.topology import FLEET, TOPOLOGY
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import run_valkey
 
@@ -32,11 +32,8 @@ async def store(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[DocumentStore
     """The documents of a server, which the commands find by the environment."""
     async with run_valkey() as url:
         monkeypatch.setenv("REDIS_URL", url)
-        client = connect(url)
-        try:
-            yield DocumentStore(client)
-        finally:
-            await client.aclose()
+        async with SharedRedis(url) as shared:
+            yield DocumentStore(shared.commands)
 
 
 async def write(folder: Path, name: str, value: Any) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.config.document_store import Ack, BadDocument, Conflict, DocumentStore
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from tests.valkey import run_valkey
 
 pytestmark = pytest.mark.slow
@@ -16,12 +16,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 async def store() -> AsyncGenerator[DocumentStore, None]:
     """An empty store over a server of its own."""
-    async with run_valkey() as url:
-        client = connect(url)
-        try:
-            yield DocumentStore(client)
-        finally:
-            await client.aclose()
+    async with run_valkey() as url, SharedRedis(url) as shared:
+        yield DocumentStore(shared.commands)
 
 
 async def test_versions_and_revisions(store: DocumentStore) -> None:

@@ -12,7 +12,7 @@ import pytest
 from backends.transport.valkey import EmbeddedValkey
 from gateway.config.document_store import Document, DocumentStore, Refusal
 from gateway.config.live import DocumentsRefused, LiveDocuments
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from tests.fakes.gates import Watch
 from tests.fakes.silent_store import SilentStore
 
@@ -54,7 +54,10 @@ async def run_process(url: str, interval_s: float = 0.05, bad: Sequence[str] = (
     """Be one process that follows the rules."""
     looks = Watch()
     refusals: list[Refusal] = []
-    live = LiveDocuments(url, interval_s=interval_s, timeout_s=1.0, on_look=looks.changed, on_refusal=refusals.append)
+    shared = SharedRedis(url)
+    live = LiveDocuments(
+        shared, interval_s=interval_s, timeout_s=1.0, on_look=looks.changed, on_refusal=refusals.append
+    )
     process = Process(live, looks, set(bad), refusals)
     live.follow(process.apply, "rules")
     try:
@@ -62,16 +65,14 @@ async def run_process(url: str, interval_s: float = 0.05, bad: Sequence[str] = (
         yield process
     finally:
         await live.aclose()
+        await shared.aclose()
 
 
 @pytest.fixture
 async def store(server: EmbeddedValkey) -> AsyncGenerator[DocumentStore, None]:
     """An operator's hand on the server."""
-    client = connect(server.url)
-    try:
-        yield DocumentStore(client)
-    finally:
-        await client.aclose()
+    async with SharedRedis(server.url) as shared:
+        yield DocumentStore(shared.commands)
 
 
 async def test_every_process_is_told_at_once(server: EmbeddedValkey, store: DocumentStore) -> None:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from backends.transport.valkey import EmbeddedValkey
 from gateway.limits.usage import HOUR_S, UsageMeter, Use, read_usage
+from gateway.redis.client import SharedRedis
 from tests.gateway.fleet.seams import Clock
 
 NOW_S = 1000.0 * HOUR_S
@@ -19,11 +20,12 @@ NOW_S = 1000.0 * HOUR_S
 @asynccontextmanager
 async def run_usage(url: str, clock: Clock | None = None, timeout_s: float = 5.0) -> AsyncGenerator[UsageMeter, None]:
     """Count in one process; its background task does not run."""
-    usage = UsageMeter(url, CollectorRegistry(), clock=clock or Clock(NOW_S), timeout_s=timeout_s)
-    try:
-        yield usage
-    finally:
-        await usage.aclose()
+    async with SharedRedis(url) as shared:
+        usage = UsageMeter(shared, CollectorRegistry(), clock=clock or Clock(NOW_S), timeout_s=timeout_s)
+        try:
+            yield usage
+        finally:
+            await usage.aclose()
 
 
 @pytest.fixture
