@@ -108,8 +108,8 @@ async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
 async def _read_documents(gateway: Gateway, redis: SharedRedis) -> None:
     """Put the live rules and topology in force. Raises CannotInspect."""
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            store = DocumentStore(redis.commands)
+        store = DocumentStore(redis.client("documents", READ_TIMEOUT_S))
+        async with store.redis.limit():
             gateway.topology.apply(await store.all_of(TOPOLOGY))
             gateway.rulebook.apply(await store.all_of(RULES))
             if gateway.tenancy.book is not None:

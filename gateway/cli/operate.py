@@ -89,7 +89,7 @@ async def open_store(args: argparse.Namespace) -> AsyncIterator[DocumentStore]:
     except ValueError as error:
         raise CannotOperate(f"not a Redis URL: {error}") from None
     async with redis:
-        yield DocumentStore(redis.commands)
+        yield DocumentStore(redis.client("documents", REPLY_TIMEOUT_S))
 
 
 def read_value(path: Path) -> Any:

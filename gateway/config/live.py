@@ -68,7 +68,7 @@ class LiveDocuments:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._redis = redis.client("documents", timeout_s)
-        self.store = DocumentStore(redis.commands, prefix)
+        self.store = DocumentStore(self._redis, prefix)
         self._interval_s = interval_s
         self._on_look = on_look
         self._on_refusal = on_refusal
@@ -224,7 +224,7 @@ class LiveDocuments:
         """Look at every notice. A subscription that ended, or that a look was ahead of, is made anew."""
         pause_s = _RETRY_S[0]
         while True:
-            pubsub = self.store.client.pubsub(ignore_subscribe_messages=True)
+            pubsub = self._redis.commands.pubsub(ignore_subscribe_messages=True)
             try:
                 async with self._redis.limit():
                     await pubsub.subscribe(self.store.channel)

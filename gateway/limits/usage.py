@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from prometheus_client import CollectorRegistry, Counter
 
-from gateway.redis.client import AWAY, RedisClient, RedisCommands, SharedRedis, digest
+from gateway.redis.client import AWAY, RedisClient, SharedRedis, digest
 from gateway.tasks import end_task, run_every
 
 log = logging.getLogger(__name__)
@@ -154,11 +154,11 @@ class UsageMeter:
 
 
 async def read_usage(
-    client: RedisCommands, tenant: str, first_hour: int, last_hour: int, prefix: str = "pdd"
+    redis: RedisClient, tenant: str, first_hour: int, last_hour: int, prefix: str = "pdd"
 ) -> dict[str, Use]:
     """Return a tenant's use by model, from one hour to another, both included. Raises ``AWAY``."""
     found: dict[str, Use] = {}
-    async with client.pipeline(transaction=False) as pipeline:
+    async with redis.commands.pipeline(transaction=False) as pipeline:
         for hour in range(first_hour, last_hour + 1):
             pipeline.hgetall(_key(prefix, tenant, hour))
         hours = await pipeline.execute()

@@ -1,9 +1,9 @@
-"""This process's way to Redis: one client, one meaning of "Redis answers", one line in the log when that changes.
+"""How a process reaches Redis: which errors mean that it is away, and one line in the log whenever that changes.
 
-Whoever keeps state in Redis is a ``RedisClient`` of the process's ``SharedRedis``, with a time limit of its own. It
-knows whether its own last step was done, as its promise hangs on that: the limits are held alone while *their* steps
-fail. What the process says of Redis as a whole, in its metrics, at ``/admin/rules`` and in the log, is
-``SharedRedis.up``.
+Whoever keeps state in Redis is a ``RedisClient`` of the process's ``SharedRedis``, with a time limit and connections of
+its own, so that a slow use holds up no other. A client knows whether its own last step was done, as its promise hangs
+on that: limits are held alone while *their* steps fail. What the process says of Redis as a whole, in its metrics, at
+``/admin/rules`` and in the log, is ``SharedRedis.up``.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 import redis.asyncio
+from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
@@ -34,7 +35,7 @@ _CONNECT_TIMEOUT_S = 2.0
 _HEALTH_CHECK_S = 15
 """A connection that was silent for so long is tried before it is used."""
 _MOST_CONNECTIONS = 1_000
-"""Each engine's ingest, each model's reader and each user of shared state may wait for an answer at once."""
+"""Of one client. The index waits for an answer to each engine's ingest at once."""
 
 
 class SharedRedis:
@@ -44,16 +45,9 @@ class SharedRedis:
     """
 
     def __init__(self, url: str) -> None:
-        # Neither retries nor time limits of the library: clients do both. Below Python 3.12 its socket timeout can
-        # swallow a cancellation.
-        self.commands: RedisCommands = redis.asyncio.Redis.from_url(
-            url,
-            socket_timeout=None,
-            socket_connect_timeout=_CONNECT_TIMEOUT_S,
-            health_check_interval=_HEALTH_CHECK_S,
-            max_connections=_MOST_CONNECTIONS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        parse_url(url)
+        self._url = url
+        self._clients: list[RedisClient] = []
         self._failing: set[str] = set()
         self._told_up: bool | None = None
 
@@ -63,8 +57,10 @@ class SharedRedis:
         return self._told_up is True
 
     def client(self, name: str, timeout_s: float) -> "RedisClient":
-        """Return the way for one use of Redis; its steps are done within ``timeout_s``."""
-        return RedisClient(self, name, timeout_s)
+        """Return the way for one use of Redis, whose steps are done within ``timeout_s``."""
+        client = RedisClient(self, self._url, name, timeout_s)
+        self._clients.append(client)
+        return client
 
     async def __aenter__(self) -> Self:
         return self
@@ -76,7 +72,8 @@ class SharedRedis:
 
     async def aclose(self) -> None:
         """Close all connections, once the clients are done. Idempotent."""
-        await self.commands.aclose()
+        for client in self._clients:
+            await client.commands.aclose()
 
     def note(self, name: str, error: Exception | None) -> None:
         """Say how the last step of a client ended; the log is told when that changes what holds for all."""
@@ -97,11 +94,20 @@ class SharedRedis:
 
 
 class RedisClient:
-    """One use of Redis. ``up``: its last step was done."""
+    """One use of Redis; see ``SharedRedis.client``. ``up``: its last step was done."""
 
-    def __init__(self, shared: SharedRedis, name: str, timeout_s: float) -> None:
+    def __init__(self, shared: SharedRedis, url: str, name: str, timeout_s: float) -> None:
         self.shared = shared
-        self.commands = shared.commands
+        # Neither retries nor time limits of the library: whoever takes a step does both. Below Python 3.12 its socket
+        # timeout can swallow a cancellation.
+        self.commands: RedisCommands = redis.asyncio.Redis.from_url(
+            url,
+            socket_timeout=None,
+            socket_connect_timeout=_CONNECT_TIMEOUT_S,
+            health_check_interval=_HEALTH_CHECK_S,
+            max_connections=_MOST_CONNECTIONS,
+            retry=Retry(NoBackoff(), 0),
+        )
         self.up = False
         self.trouble = "Redis was not asked yet"
         """Why it is not up."""

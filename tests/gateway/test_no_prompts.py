@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import redis.asyncio
 
 from gateway.app import Gateway
 from gateway.auth.keys import KeyRecord, hash_key, make_key
@@ -30,7 +29,7 @@ from tests.gateway.http.edge_server import EdgeServer
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
 from tests.gateway.model_dir import model_dir
 from tests.integration.regions import eventually
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 __all__ = ["model_dir"]
 
@@ -115,9 +114,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                 "canary_interval_s": 0,
             }
         )
-        client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url)
-        stack.push_async_callback(client.aclose)
-        store = DocumentStore(client)
+        store = await stack.enter_async_context(open_documents(url))
         key = make_key()
         await store.put(TENANT_KIND, "acme", TenantRecord(), author="test")
         record = KeyRecord(tenant="acme", hash=hash_key(SECRET.encode(), key), created_s=0)
@@ -204,7 +201,7 @@ def to_text(value: bytes | str) -> str:
 
 async def read_redis(store: DocumentStore) -> bytes:
     """Every key and value."""
-    client, pieces = store.client, []
+    client, pieces = store.redis.commands, []
     async for key in client.scan_iter():
         kind = to_text(await client.type(key))
         reads = {

@@ -19,12 +19,11 @@ from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantRecord
 from gateway.config.document_store import DocumentStore
 from gateway.config.rulebook import RULES
 from gateway.demo.processes import Child, pdd
-from gateway.redis.client import SharedRedis
 from tests.fakes.script import Script
 from tests.gateway.cli.fleet import MODEL, Fleet, open_fleet
 from tests.gateway.model_dir import model_dir
 from tests.integration.regions import eventually
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 __all__ = ["model_dir"]
 
@@ -59,7 +58,7 @@ class Pair:
 
     async def held(self) -> int:
         """Slots that are held in Redis."""
-        client = self.store.client
+        client = self.store.redis.commands
         return sum([await client.zcard(key) async for key in client.scan_iter("pdd:limits:*:slots")])
 
 
@@ -94,7 +93,7 @@ async def pair(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("PDD_SECRET", SECRET.decode())
         url = await stack.enter_async_context(run_valkey())
         fleet = await stack.enter_async_context(open_fleet(model_dir, folder))
-        store = DocumentStore((await stack.enter_async_context(SharedRedis(url))).commands)
+        store = await stack.enter_async_context(open_documents(url))
         engines = [engine | {"region": "a"} for engine in fleet.settings()["engines"]]
         settings = {"engines": engines, "links": [], "redis_url": url, "auth": {"secret_env": "PDD_SECRET"}}
         config = await fleet.write(**settings, canary_interval_s=0)

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.cli.audit import read_limit, show
-from gateway.config.document_store import AuditEntry, DocumentStore
-from gateway.redis.client import SharedRedis
+from gateway.config.document_store import AuditEntry
 from tests.gateway.cli.fleet import pdd
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 
 def test_a_limit_is_a_number_within_what_is_kept() -> None:
@@ -34,8 +33,7 @@ def test_a_line_tells_what_became_of_a_document(capsys: pytest.CaptureFixture[st
 @pytest.mark.slow
 async def test_the_newest_changes_of_every_kind_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     """All kinds are told in one order, no more than asked for and none from before; contents are not."""
-    async with run_valkey() as url, SharedRedis(url) as shared:
-        store = DocumentStore(shared.commands)
+    async with run_valkey() as url, open_documents(url) as store:
         entry: dict[Any, Any] = {
             "kind": "rules",
             "name": "old",
@@ -46,7 +44,7 @@ async def test_the_newest_changes_of_every_kind_come_first(capsys: pytest.Captur
             "at_ms": 1,
             "revision": 0,
         }
-        await store.client.xadd("pdd:{control}:audit", entry, id="1-0")
+        await store.redis.commands.xadd("pdd:{control}:audit", entry, id="1-0")
         await store.put("key", "k1", {"hash": "SECRET"}, author="ann")
         await store.put("rules", "default", {}, author="bob")
 

@@ -18,7 +18,7 @@ from gateway.config.rulebook import RULES, RuleBook
 from gateway.redis.client import SharedRedis
 from policies.rules import Rules
 from tests.gateway.cli.fleet import pdd
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str, None]:
 @pytest.fixture
 async def store(url: str) -> AsyncGenerator[DocumentStore, None]:
     """The documents."""
-    async with SharedRedis(url) as shared:
-        yield DocumentStore(shared.commands)
+    async with open_documents(url) as store:
+        yield store
 
 
 @asynccontextmanager

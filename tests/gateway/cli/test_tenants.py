@@ -10,12 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
 from gateway.cli.operate import read_duration_s
-from gateway.config.document_store import DocumentStore
 from gateway.config.live import LiveDocuments
 from gateway.limits.usage import UsageMeter, Use
 from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import pdd
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 pytestmark = pytest.mark.slow
 SECRET = "0123456789abcdef0123"
@@ -87,10 +86,11 @@ async def test_no_key_is_in_redis(url: str, capsys: pytest.CaptureFixture[str]) 
     """Redis, its history and its audit hold no key."""
     await pdd("tenant", "add", "acme")
     key = await make_key(capsys)
-    async with SharedRedis(url) as shared:
-        store = DocumentStore(shared.commands)
+    async with open_documents(url) as store:
         documents = [*await store.all_of(KEY_KIND), *await store.history(KEY_KIND, key.split("_")[1])]
-        dump = b"".join([await store.client.dump(name) or b"" async for name in store.client.scan_iter()])
+        dump = b"".join(
+            [await store.redis.commands.dump(name) or b"" async for name in store.redis.commands.scan_iter()]
+        )
     random_part = key.rsplit("_", 1)[1]
     assert len(documents) == 2 and not any(random_part in document.body for document in documents)
     assert random_part.encode() not in dump
@@ -111,8 +111,7 @@ async def test_what_cannot_be_done_changes_nothing(
 ) -> None:
     """A wrong name or version is said, with status 1, and nothing is stored."""
     await pdd("tenant", "add", "acme")
-    async with SharedRedis(url) as shared:
-        store = DocumentStore(shared.commands)
+    async with open_documents(url) as store:
         before = (await store.read((TENANT_KIND, KEY_KIND))).revision
         assert await pdd(*arguments) == 1
         assert message in capsys.readouterr().err
