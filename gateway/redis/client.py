@@ -48,7 +48,7 @@ class SharedRedis:
         parse_url(url)
         self._url = url
         self._clients: list[RedisClient] = []
-        self._failing: set[str] = set()
+        self._failing: set[RedisClient] = set()
         self._told_up: bool | None = None
 
     @property
@@ -75,12 +75,12 @@ class SharedRedis:
         for client in self._clients:
             await client.commands.aclose()
 
-    def note(self, name: str, error: Exception | None) -> None:
-        """Say how the last step of a client ended; the log is told when that changes what holds for all."""
+    def note(self, client: "RedisClient", error: Exception | None) -> None:
+        """Take in how a client's step ended; the log is told when that changes what holds for all."""
         if error is None:
-            self._failing.discard(name)
+            self._failing.discard(client)
         else:
-            self._failing.add(name)
+            self._failing.add(client)
         up = not self._failing
         if up is self._told_up:
             return
@@ -88,9 +88,8 @@ class SharedRedis:
         if error is None:
             log.info("Redis answers")
         else:
-            log.warning(
-                "Redis does not answer (%s): %s; this process goes on with what it knows", name, reason_of(error)
-            )
+            reason = reason_of(error)
+            log.warning("Redis does not answer (%s): %s; this process goes on with what it knows", client.name, reason)
 
 
 class RedisClient:
@@ -98,6 +97,7 @@ class RedisClient:
 
     def __init__(self, shared: SharedRedis, url: str, name: str, timeout_s: float) -> None:
         self.shared = shared
+        self.name = name
         # Neither retries nor time limits of the library: whoever takes a step does both. Below Python 3.12 its socket
         # timeout can swallow a cancellation.
         self.commands: RedisCommands = redis.asyncio.Redis.from_url(
@@ -111,7 +111,6 @@ class RedisClient:
         self.up = False
         self.trouble = "Redis was not asked yet"
         """Why it is not up."""
-        self._name = name
         self._timeout_s = timeout_s
         self._scripts: dict[str, AsyncScript] = {}
 
@@ -133,10 +132,10 @@ class RedisClient:
             yield
         except AWAY as error:
             self.up, self.trouble = False, f"Redis does not answer: {reason_of(error)}"
-            self.shared.note(self._name, error)
+            self.shared.note(self, error)
             raise
         self.up, self.trouble = True, ""
-        self.shared.note(self._name, None)
+        self.shared.note(self, None)
 
     @asynccontextmanager
     async def step(self, timeout_s: float | None = None) -> AsyncIterator[None]:
