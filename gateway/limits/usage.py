@@ -52,6 +52,9 @@ class Use:
     """Tokens that clients got from anywhere else."""
     wan_bytes: int = 0
     cost: float = 0.0
+    slo_met: int = 0
+    """Answers that kept the tenant's ``slo``; the next: those that did not."""
+    slo_missed: int = 0
 
     def add(self, other: "Use") -> None:
         """Count another use too."""
@@ -68,6 +71,11 @@ class _Batch:
     number: int
     uses: dict[str, Use] = field(default_factory=dict)
     """By model."""
+
+
+def use_of_slo(met: bool | None) -> Use:
+    """Return what an answer adds by having kept its ``slo``, or not; None: it does not count."""
+    return Use(slo_met=int(met is True), slo_missed=int(met is False))
 
 
 UsageHour = tuple[str, int]
@@ -111,6 +119,12 @@ class UsageMeter:
                 ("cost", "Cost by the prices in the settings, by tenant"),
             )
         }
+        self._slo = Counter(
+            "pdd_slo_requests",
+            "Answers by tenant, and whether they kept `slo`",
+            ["tenant", "met"],
+            registry=registry,
+        )
 
     def note(self, tenant: str, model: str, use: Use) -> None:
         """Count. ``tenant`` must be one that was identified, as it becomes a label."""
@@ -122,6 +136,9 @@ class UsageMeter:
             amount = completion if name == "completion_tokens" else getattr(use, name)
             if amount:
                 counter.labels(tenant).inc(amount)
+        for met, amount in (("true", use.slo_met), ("false", use.slo_missed)):
+            if amount:
+                self._slo.labels(tenant, met).inc(amount)
 
     async def start(self) -> None:
         """Share in the background from here on."""

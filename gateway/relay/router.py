@@ -65,7 +65,7 @@ class RelayService:
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
-        record = Record(timeline, self.metrics, decision.plan, note_use)
+        record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
         cast = Failover(decision.plan, request, rules.regions, self.pools, self.rng)
         course = self._course(request, rules, decision)
         return RelayAnswer(course, cast, self.pools, self.aligner, record)

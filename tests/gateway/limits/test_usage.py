@@ -10,7 +10,7 @@ import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from backends.transport.valkey import EmbeddedValkey
-from gateway.limits.usage import HOUR_S, UsageMeter, Use, read_usage
+from gateway.limits.usage import HOUR_S, UsageMeter, Use, read_usage, use_of_slo
 from tests.gateway.fleet.seams import Clock
 
 NOW_S = 1000.0 * HOUR_S
@@ -41,14 +41,14 @@ async def test_processes_add_up_by_model_and_hour(server: EmbeddedValkey, client
     clock = Clock(NOW_S)
     async with run_usage(server.url, clock) as one, run_usage(server.url, clock) as other:
         one.note("t", "m", Use(1, 100, 20, p_tokens=1, rld_tokens=5, wan_bytes=1 << 40, cost=0.25))
-        one.note("t", "m", Use(md_tokens=7))
-        other.note("t", "m", Use(1, 50, cost=0.5))
+        one.note("t", "m", Use(md_tokens=7, slo_met=1))
+        other.note("t", "m", Use(1, 50, cost=0.5, slo_met=1, slo_missed=1))
         other.note("t", "n:x", Use(1, 1))
         assert await one.flush() and await other.flush()
         clock.now_s += HOUR_S
         one.note("t", "m", Use(1, 3))
     first = await read_usage(client, "t", 1000, 1000)
-    assert first["m"] == Use(2, 150, 20, 1, 5, 7, 0, 1 << 40, 0.75)
+    assert first["m"] == Use(2, 150, 20, 1, 5, 7, 0, 1 << 40, 0.75, 2, 1)
     assert first["n:x"] == Use(1, 1)
     assert (await read_usage(client, "t", 1000, 1001))["m"].requests == 3
     assert await read_usage(client, "t", 990, 999) == {}
@@ -103,5 +103,11 @@ async def test_metrics_name_the_tenant() -> None:
         for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "wan_bytes", "cost")
     }
     assert list(found.values()) == [1, 10, 4, 10, 5, 0.5]
+    for amounts in (use_of_slo(True), use_of_slo(True), use_of_slo(False), use_of_slo(None)):
+        usage.note("t", "m", amounts)
+    kept = [
+        registry.get_sample_value("pdd_slo_requests_total", {"tenant": "t", "met": met}) for met in ("true", "false")
+    ]
+    assert kept == [2, 1]
     assert await usage.flush()
     await usage.aclose()

@@ -49,6 +49,10 @@ class Rig:
         """Value of one of the gateway's metrics."""
         return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
 
+    def judged(self, met: str) -> float:
+        """Answers that kept their tenant's promises, or did not."""
+        return self.counted("pdd_slo_requests_total", tenant="default", met=met)
+
     async def ask(self, path: str, **fields: Any) -> httpx.Response:
         """Post a JSON body for ``guest``."""
         return await self.client.post(path, json={"model": "guest"} | fields)

@@ -113,6 +113,8 @@ async def test_a_chat_overflows_when_no_engine_is_left(rig: Rig) -> None:
     assert (timeline["plan"], timeline["provider_model"], timeline["cost_usd"]) == ("external", MODEL.model, 0.5)
     assert rig.counted("pdd_external_cost_usd_total", model=MODEL.model) == 0.5
     assert rig.counted("pdd_requests_total", model="tiny", plan="external", outcome="finished") == 1
+    assert timeline["slo_met"] is True
+    assert rig.counted("pdd_slo_requests_total", tenant="default", met="true") == 1
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
@@ -182,6 +184,8 @@ async def test_a_providers_failure_is_the_answer(rig: Rig, error: BackendError, 
     assert answer.status_code == status
     assert answer.headers.get("retry-after") == ("7" if status == 503 else None)
     assert rig.counted("pdd_requests_total", model="tiny", plan="external", outcome="failed") == 1
+    missed = rig.counted("pdd_slo_requests_total", tenant="default", met="false")
+    assert missed == (0 if isinstance(error, EngineRejected) else 1)
 
 
 async def test_a_failure_in_the_middle_is_an_error_event(rig: Rig) -> None:
@@ -204,6 +208,7 @@ async def test_a_client_that_leaves_ends_the_providers_work(rig: Rig) -> None:
     await rig.provider.closed()
     await rig.server.connections_left(0)
     assert rig.counted("pdd_requests_total", model="tiny", plan="external", outcome="client_gone") == 1
+    assert not any(rig.counted("pdd_slo_requests_total", tenant="default", met=met) for met in ("true", "false"))
 
 
 def test_bad_settings_stop_the_start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
