@@ -19,7 +19,6 @@ from policies.types import (
     Placement,
     Role,
     SingularUse,
-    Slo,
     Snapshot,
 )
 
@@ -140,8 +139,12 @@ SNAPSHOTS = st.builds(
 )
 
 RULES = st.builds(
-    lambda pipelines, bound, classic, singular: rules(
-        pipelines=pipelines, direct_wan_bound_s=bound, direct_classic=classic, singular=singular
+    lambda pipelines, bound, classic, singular, gap_s: rules(
+        pipelines=pipelines,
+        direct_wan_bound_s=bound,
+        direct_classic=classic,
+        singular=singular,
+        slo={"gap_s": gap_s},
     ),
     st.sampled_from([["direct", "relay"], ["direct", "relay"], ["relay"], ["direct"]]),
     st.sampled_from([0.5, 0.0, 10.0]),
@@ -149,6 +152,7 @@ RULES = st.builds(
     st.sampled_from(
         [{}, {"enabled": False}, {"min_uncached_tokens": 1, "max_hit": 1.0}, {"min_uncached_tokens": 10_000}]
     ),
+    st.sampled_from([None, None, 0.1]),
 )
 
 
@@ -166,8 +170,7 @@ def cases(draw: st.DrawFn) -> tuple[Facts, Snapshot, Rules, random.Random]:
         hits=hits,
         max_output_tokens=draw(st.sampled_from([64, None, 600])),
         predicted_output_tokens=draw(st.sampled_from([None, 100, 3000])),
-        unsplittable=draw(st.sampled_from([None] * 12 + ["seeded_sampling", "single_token", "multimodal"])),
+        unsplittable=draw(st.sampled_from([None] * 12 + ["seeded_sampling", "single_token", "structured_output"])),
         session=draw(st.sampled_from([None, "s"])),
-        slo=draw(st.sampled_from([None, Slo(), Slo(gap_s=0.1)])),
     )
     return request, seen, draw(RULES), random.Random(draw(st.integers(0, 100)))
