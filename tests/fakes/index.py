@@ -27,8 +27,7 @@ class KnownIndex:
     ) -> dict[str, CacheHit]:
         """Say what the test has set."""
         return {
-            id_: CacheHit(tokens=tokens, device_tokens=tokens, at_least_tokens=tokens, predicted=False)
-            for id_, tokens in self.hits.items()
+            id_: CacheHit(tokens=tokens, at_least_tokens=tokens, predicted=False) for id_, tokens in self.hits.items()
         }
 
     def note_routed(

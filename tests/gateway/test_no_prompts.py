@@ -63,7 +63,7 @@ class Rig:
     async def is_indexed(self) -> bool:
         """Whether the index has md's blocks."""
         hit = self.gateway.index.lookup("tiny", [*self.cached_tokens, 1]).get("md")
-        return hit is not None and hit.device_tokens == 64
+        return hit is not None and hit.tokens == 64
 
     async def ask(self, path: str = "/v1/chat/completions", **changes: Any) -> httpx.Response:
         """Send a request that is full of the marker."""

@@ -52,7 +52,7 @@ async def test_engines_are_listened_to(fleet: Fleet, capsys: pytest.CaptureFixtu
         f"store:b:{MODEL}": 0,
     }
     rows = {cells[1]: cells[3:-1:2] for cells in map(str.split, capsys.readouterr().out.splitlines()) if len(cells) > 5}
-    assert rows["md1"][:5] == [MODEL, "yes", "no", "10", "0"]
+    assert rows["md1"][:4] == [MODEL, "yes", "no", "10"]
     assert rows["rld1"][0] == "not"
 
 
@@ -96,7 +96,7 @@ async def test_redis_is_read(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -
 
         await share(url, 160)
         stats = await look("stats")
-        assert (stats["md1"]["device_blocks"], stats["md1"]["predicted"]) == (10, True)
+        assert (stats["md1"]["blocks"], stats["md1"]["predicted"]) == (10, True)
         assert 0 <= stats["md1"]["update_age_s"] < 20
         assert stats["p1"]["update_age_s"] is None
         assert (await look("lookup", "--model", MODEL, "--prompt", text))["md1"]["tokens"] == 0

@@ -39,7 +39,7 @@ def test_state_is_scraped() -> None:
     index.lookup(MODEL, PROMPT)
     index.lookup("of-a-client", PROMPT)
     text = generate_latest(registry).decode()
-    assert 'pdd_index_blocks{instance="p1",tier="device"} 10.0' in text
+    assert 'pdd_index_blocks{instance="p1"} 10.0' in text
     assert 'pdd_index_known{instance="p1"} 1.0' in text
     assert 'pdd_index_age_seconds{instance="p1"}' in text
     assert 'pdd_index_lookup_seconds_count{model="qwen"} 1.0' in text
