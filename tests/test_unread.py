@@ -118,7 +118,7 @@ def test_a_field_that_nothing_reads_is_found() -> None:
 
 
 def test_every_request_feature_can_be_set() -> None:
-    """What decides whether answers are split is read from requests, all of it: a default that no request changes goes."""
+    """What decides whether answers are split is all read from requests: a default that none changes goes."""
     tree = ast.parse((ROOT / "gateway" / "api" / "prepare.py").read_text(encoding="utf-8"))
     (call,) = (
         node
