@@ -34,6 +34,7 @@ from gateway.index.types import CacheSpec, PrefixIndex
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
+from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.relay.router import RelayService
 from gateway.status import Status
@@ -61,14 +62,15 @@ async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIter
                 raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
             redis_url = server.url
             log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
-        yield await stack.enter_async_context(Gateway(settings, open_index(settings, redis_url), redis_url, has_rules))
+        redis = await stack.enter_async_context(SharedRedis(redis_url))
+        yield await stack.enter_async_context(Gateway(settings, open_index(settings, redis), redis, has_rules))
 
 
 class Gateway:
     """Everything of one gateway process; ``app`` is served while the object is entered, and ``admin_app`` where the
     settings give it an address.
 
-    ``redis_url`` None: what is learnt is not shared with other processes, and only the settings tell the rules.
+    ``redis`` None: what is learnt is not shared with other processes, and only the settings tell the rules.
     ``has_rules``: those rules may be used also before Redis was asked for others. ``provider``
     asks external models, in place of LiteLLM. Raises BadSettings.
     """
@@ -77,7 +79,7 @@ class Gateway:
         self,
         settings: Settings,
         index: PrefixIndex,
-        redis_url: str | None = None,
+        redis: SharedRedis | None = None,
         has_rules: bool = False,
         provider: Provider | None = None,
     ) -> None:
@@ -85,7 +87,7 @@ class Gateway:
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
         self.metrics = Metrics()
-        self.live = self._follow_documents(redis_url) if redis_url else None
+        self.live = self._follow_documents(redis) if redis else None
         self.rulebook = RuleBook(settings.rules, known=self.live is None or has_rules)
         if self.live is not None:
             self.live.follow(self.rulebook.apply, RULES)
@@ -106,9 +108,9 @@ class Gateway:
             self.metrics,
         )
         learning = Learning(time.monotonic)
-        self.ledger = Ledger(redis_url, learning, list(self.served)) if redis_url else None
+        self.ledger = Ledger(redis, learning, list(self.served)) if redis else None
         self.tenancy = Tenancy(
-            settings, redis_url, self.live, self.metrics, self.rulebook.of, self._count_processes, self._count_places
+            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._count_places
         )
         self.service = RelayService(
             models=model_facts(settings, self.served),
@@ -127,7 +129,7 @@ class Gateway:
         self.passing = build_passing(
             settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.gate
         )
-        self.status = self._make_status()
+        self.status = self._make_status(redis)
         self.doors = find_doors(settings)
         self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
         self.app: ASGIApp = self._build_app()
@@ -177,12 +179,13 @@ class Gateway:
         """End the answers that still run, and tell their clients."""
         self.tenancy.access.clients.cut_off()
 
-    def _make_status(self) -> Status:
+    def _make_status(self, redis: SharedRedis | None) -> Status:
         return Status(
             served=list(self.served),
             pools=self.pools,
             aligner=self.aligner,
             passing=self.passing,
+            redis=redis,
             ledger=self.ledger,
             live=self.live,
             rulebook=self.rulebook,
@@ -216,9 +219,9 @@ class Gateway:
     def _count_places(self, model: str) -> int:
         return sum(i.spec.max_running for i in self.pools.of_model(model) if i.spec.role is Role.MD)
 
-    def _follow_documents(self, redis_url: str) -> LiveDocuments:
+    def _follow_documents(self, redis: SharedRedis) -> LiveDocuments:
         refused = self.metrics.shared.documents_refused
-        return LiveDocuments(redis_url, on_refusal=lambda refusal: refused.labels("/".join(refusal.kinds)).inc())
+        return LiveDocuments(redis, on_refusal=lambda refusal: refused.labels("/".join(refusal.kinds)).inc())
 
     def _discover(self, cluster: DiscoverySettings) -> PodWatch:
         return PodWatch(cluster, frozenset(self.served), partial(self.topology.note_found, cluster.region))

@@ -13,6 +13,7 @@ from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance, Pools
 from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
+from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
@@ -28,6 +29,7 @@ class Status:
     pools: Pools
     aligner: Aligner
     passing: PassthroughService
+    redis: SharedRedis | None
     ledger: Ledger | None
     live: LiveDocuments | None
     rulebook: RuleBook
@@ -83,8 +85,9 @@ class Status:
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)
+        if self.redis is not None:
+            self.metrics.shared.redis_up.set(self.redis.up)
         if self.ledger is not None:
-            self.metrics.shared.redis_up.set(self.ledger.up)
             self.metrics.shared.gateways.set(self.ledger.peers + 1)
         if self.live is not None:
             self.metrics.shared.documents_revision.set(self.live.revision)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 
 _log = logging.getLogger(__name__)
 
@@ -45,3 +45,16 @@ async def end_task(task: "asyncio.Task[None] | None") -> None:
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def run_every(interval_s: float, work: Callable[[], Awaitable[object]], due: asyncio.Event | None = None) -> None:
+    """Do ``work`` for ever: ``interval_s`` after its last end, or as soon as it is ``due``."""
+    due = due or asyncio.Event()
+    while True:
+        timer = asyncio.get_running_loop().call_later(interval_s, due.set)
+        try:
+            await due.wait()
+        finally:
+            timer.cancel()
+        due.clear()
+        await work()

@@ -16,6 +16,7 @@ from gateway.limits.admission import AdmissionControl
 from gateway.limits.queues import AdmissionQueues
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter
+from gateway.redis.client import SharedRedis
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 
@@ -34,7 +35,7 @@ class Tenancy:
     def __init__(
         self,
         settings: Settings,
-        redis_url: str | None,
+        redis: SharedRedis | None,
         live: LiveDocuments | None,
         metrics: Metrics,
         rules_of: Callable[[str, str], Rules],
@@ -49,11 +50,11 @@ class Tenancy:
         if self.book is not None and live is not None:
             live.follow(self.book.apply, TENANT_KIND, KEY_KIND)
         asked = settings.admission
-        self.limits = RateLimiter(redis_url, processes)
+        self.limits = RateLimiter(redis, processes)
         self.queues = AdmissionQueues(
             lambda model: asked.max_running or places(model) or None, asked.max_waiting, asked.deadline_s
         )
-        self.usage = UsageMeter(redis_url, metrics.registry)
+        self.usage = UsageMeter(redis, metrics.registry)
         self.access = Access(
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
@@ -89,10 +90,10 @@ class Tenancy:
         return identify_anyone if self.book is None else KeyCheck(self.book, Failures(auth.failures_per_min))
 
 
-def open_index(settings: Settings, redis_url: str, *, follows_engines: bool = True) -> RedisIndex:
+def open_index(settings: Settings, redis: SharedRedis, *, follows_engines: bool = True) -> RedisIndex:
     """Return the shared index. Raises BadSettings."""
     prefix, key = name_index(find_secret(settings.auth))
-    return RedisIndex(redis_url, prefix=prefix, key=key, follows_engines=follows_engines)
+    return RedisIndex(redis, prefix=prefix, key=key, follows_engines=follows_engines)
 
 
 def name_index(secret: bytes | None) -> tuple[str, bytes]:

@@ -4,6 +4,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from backends.transport.valkey import EmbeddedValkey
+from gateway.config.document_store import DocumentStore
+from gateway.redis.client import RedisClient, SharedRedis
+
+REPLY_S = 5.0
 
 
 @asynccontextmanager
@@ -13,3 +17,17 @@ async def run_valkey(
     """Run a private server and give its URL; it ends with the block."""
     async with EmbeddedValkey(max_memory_bytes=max_memory_bytes, policy=policy, port=port) as server:
         yield server.url
+
+
+@asynccontextmanager
+async def open_client(url: str) -> AsyncGenerator[RedisClient, None]:
+    """Reach a server as one use of it does."""
+    async with SharedRedis(url) as shared:
+        yield shared.client("test", REPLY_S)
+
+
+@asynccontextmanager
+async def open_documents(url: str) -> AsyncGenerator[DocumentStore, None]:
+    """Be an operator's hand on the documents of a server."""
+    async with open_client(url) as client:
+        yield DocumentStore(client)

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import msgspec
 import uvloop
-from redis.exceptions import RedisError
 from starlette.datastructures import Headers
 
 from gateway.api.chat import prepare_chat
@@ -30,7 +29,7 @@ from gateway.fleet.topology import TOPOLOGY
 from gateway.http.body import JsonObject
 from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
-from gateway.redis.client import connect
+from gateway.redis.client import AWAY, SharedRedis
 from gateway.tenancy import open_index
 
 T = TypeVar("T")
@@ -74,7 +73,7 @@ def run_to_end(name: str, work: Callable[[], Coroutine[None, None, T]], show: Ca
     except GatewayError as error:
         print(f"pdd {name}: {f'{error.param}: ' if error.param else ''}{error.message}", file=sys.stderr)
         return 1
-    except (CannotInspect, RedisError, OSError) as error:
+    except (CannotInspect, *AWAY) as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 1
     return 0
@@ -95,32 +94,30 @@ async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
             await _settle(memory)
             yield gateway
         return
-    shared = open_index(settings, redis_url, follows_engines=False)
-    gateway = await asyncio.to_thread(Gateway, settings, shared)
-    await _read_documents(gateway, redis_url)
-    async with gateway:
-        await _settle(shared)
-        if not shared.caught_up:
-            raise CannotInspect("redis_url: the index could not be read from there in time")
-        yield gateway
+    async with SharedRedis(redis_url) as redis:
+        shared = open_index(settings, redis, follows_engines=False)
+        gateway = await asyncio.to_thread(Gateway, settings, shared)
+        await _read_documents(gateway, redis)
+        async with gateway:
+            await _settle(shared)
+            if not shared.caught_up:
+                raise CannotInspect("redis_url: the index could not be read from there in time")
+            yield gateway
 
 
-async def _read_documents(gateway: Gateway, redis_url: str) -> None:
+async def _read_documents(gateway: Gateway, redis: SharedRedis) -> None:
     """Put the live rules and topology in force. Raises CannotInspect."""
-    client = connect(redis_url)
     try:
-        async with asyncio.timeout(READ_TIMEOUT_S):
-            store = DocumentStore(client)
+        store = DocumentStore(redis.client("documents", READ_TIMEOUT_S))
+        async with store.redis.limit():
             gateway.topology.apply(await store.all_of(TOPOLOGY))
             gateway.rulebook.apply(await store.all_of(RULES))
             if gateway.tenancy.book is not None:
                 gateway.tenancy.book.apply(await store.all_of(TENANT_KIND))
     except DocumentsRefused as error:
         raise CannotInspect(f"the live documents do not fit: {error}") from None
-    except (RedisError, OSError) as error:
+    except AWAY as error:
         raise CannotInspect(f"redis_url: the index could not be read from there: {reason_of(error)}") from None
-    finally:
-        await client.aclose()
 
 
 async def _settle(index: MemoryIndex | RedisIndex) -> None:

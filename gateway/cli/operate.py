@@ -14,12 +14,11 @@ from typing import Any
 
 import uvloop
 import yaml
-from redis.exceptions import RedisError
 
 from gateway.config.document_store import Ack, BadDocument, Conflict, Document, DocumentStore, Refusal
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import Settings, find_redis, load_settings, read_yaml
-from gateway.redis.client import connect
+from gateway.redis.client import AWAY, SharedRedis
 
 Command = Callable[[DocumentStore, argparse.Namespace], Awaitable[None]]
 
@@ -86,13 +85,11 @@ async def open_store(args: argparse.Namespace) -> AsyncIterator[DocumentStore]:
     if url is None:
         raise CannotOperate("say where Redis is: --redis URL, REDIS_URL, or --config FILE with a redis_url")
     try:
-        client = connect(url)
+        redis = SharedRedis(url)
     except ValueError as error:
         raise CannotOperate(f"not a Redis URL: {error}") from None
-    try:
-        yield DocumentStore(client)
-    finally:
-        await client.aclose()
+    async with redis:
+        yield DocumentStore(redis.client("documents", REPLY_TIMEOUT_S))
 
 
 def read_value(path: Path) -> Any:
@@ -179,7 +176,7 @@ def run_change(name: str, work: Callable[[], Coroutine[None, None, None]]) -> in
     except (CannotOperate, Conflict, NotApplied, OSError) as error:
         print(f"pdd {name}: {str(error) or 'Redis does not answer in time'}", file=sys.stderr)
         return 1
-    except RedisError as error:
+    except AWAY as error:
         print(f"pdd {name}: Redis (--redis, REDIS_URL or redis_url): {error}", file=sys.stderr)
         return 1
     return 0

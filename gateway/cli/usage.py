@@ -48,7 +48,7 @@ async def find_usage(store: DocumentStore, tenant: str | None, since_s: int) -> 
     first_hour = int(time.time() - min(since_s, KEPT_S)) // HOUR_S
     known = [document.name for document in await store.all_of(TENANT_KIND)]
     names = [tenant] if tenant is not None else sorted({OPEN_TENANT, *known})
-    found = {name: await read_usage(store.client, name, first_hour, last_hour, store.prefix) for name in names}
+    found = {name: await read_usage(store.redis, name, first_hour, last_hour, store.prefix) for name in names}
     return {name: uses for name, uses in found.items() if uses or name == tenant}
 
 

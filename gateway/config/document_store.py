@@ -7,14 +7,13 @@ All keys share one slot of a cluster.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-import redis.asyncio
 
-from gateway.redis import document_scripts as scripts
+from gateway.redis.client import RedisClient
 
 MOST_BODY_BYTES = 1 << 20
 MOST_HISTORY = 100
@@ -123,12 +122,11 @@ class AuditEntry(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class DocumentStore:
-    """Reads and changes documents. Every method raises redis.RedisError and OSError; time limits are the caller's."""
+    """Reads and changes documents. Every method raises ``AWAY``; time limits are the caller's."""
 
-    client: "redis.asyncio.Redis"
+    redis: RedisClient
     prefix: str = "pdd"
     dead_s: float = DEAD_S
-    _scripts: dict[str, Any] = field(default_factory=dict)
 
     @property
     def channel(self) -> str:
@@ -137,13 +135,13 @@ class DocumentStore:
 
     async def get(self, kind: str, name: str) -> Document | None:
         """Return a document; None: there is none, or it was deleted."""
-        packed: Any = await self.client.hget(self._documents(kind), name)
+        packed: Any = await self.redis.commands.hget(self._documents(kind), name)
         document = None if packed is None else _unpack(kind, name, packed)
         return None if document is None or document.deleted else document
 
     async def all_of(self, kind: str) -> list[Document]:
         """Return all documents of a kind by name, without deleted ones."""
-        found: Any = await self.client.hgetall(self._documents(kind))
+        found: Any = await self.redis.commands.hgetall(self._documents(kind))
         documents = (_unpack(kind, name.decode(), packed) for name, packed in found.items())
         return sorted((one for one in documents if not one.deleted), key=lambda one: one.name)
 
@@ -165,23 +163,23 @@ class DocumentStore:
 
     async def history(self, kind: str, name: str, count: int = MOST_HISTORY) -> list[Document]:
         """Return the newest versions of a document, newest first, tombstones too."""
-        packed: Any = await self.client.lrange(self._history(kind, name), 0, count - 1)
+        packed: Any = await self.redis.commands.lrange(self._history(kind, name), 0, count - 1)
         return [_unpack(kind, name, one) for one in packed]
 
     async def audit(self, count: int = 100, since_s: float | None = None) -> list[AuditEntry]:
         """Return the newest changes of all documents, newest first; those of the last ``since_s`` seconds alone."""
         first = "-"
         if since_s is not None:
-            seconds, micros = await self.client.time()
+            seconds, micros = await self.redis.commands.time()
             first = str(max(0, int((seconds + micros / 1e6 - since_s) * 1000)))
-        found: Any = await self.client.xrevrange(self._key("audit"), min=first, count=count)
+        found: Any = await self.redis.commands.xrevrange(self._key("audit"), min=first, count=count)
         entries = ({name.decode(): value.decode() for name, value in fields.items()} for _, fields in found)
         return [msgspec.convert(entry, AuditEntry, strict=False) for entry in entries]
 
     async def read(self, kinds: Sequence[str], since: int = -1, epoch: str = "") -> Changes:
         """Return what changed of ``kinds`` after revision ``since`` of ``epoch``; all, where that is not known."""
         keys = [self._key("meta"), self._key("changes"), *map(self._documents, kinds)]
-        found_epoch, revision, complete, counts, flat = await self._run("READ", keys, since, epoch, *kinds)
+        found_epoch, revision, complete, counts, flat = await self._run("read", keys, since, epoch, *kinds)
         parts = iter(flat)
         documents = [
             _unpack(kind.decode(), name.decode(), packed)
@@ -197,23 +195,23 @@ class DocumentStore:
             keys.append(self._documents(one.kind))
             packed = msgspec.msgpack.encode((one.version, one.revision, one.at_ms, one.author, one.body))
             arguments += [one.kind, one.name, packed]
-        return int(await self._run("RESTORE", keys, epoch, revision, self.channel, *arguments))
+        return int(await self._run("restore", keys, epoch, revision, self.channel, *arguments))
 
     async def acknowledge(self, ack: Ack) -> None:
         """Say what this process has applied. To be repeated more often than every ``dead_s``."""
         said = msgspec.msgpack.encode(ack)
-        await self._run("ACKNOWLEDGE", self._acks(), ack.process, said, int(self.dead_s * 1000))
+        await self._run("acknowledge", self._acks(), ack.process, said, int(self.dead_s * 1000))
 
     async def living(self) -> list[Ack]:
         """Return what every live process says, by host and process id."""
-        said = await self._run("LIVING", self._acks(), int(self.dead_s * 1000))
+        said = await self._run("living", self._acks(), int(self.dead_s * 1000))
         acks = [msgspec.msgpack.decode(one, type=Ack) for one in said if one]
         return sorted(acks, key=lambda ack: (ack.host, ack.pid, ack.process))
 
     async def retire(self, process: str) -> None:
         """Say that a process ends: nobody waits for it any more."""
         processes, said = self._acks()
-        async with self.client.pipeline(transaction=True) as pipeline:
+        async with self.redis.commands.pipeline(transaction=True) as pipeline:
             pipeline.zrem(processes, process)
             pipeline.hdel(said, process)
             await pipeline.execute()
@@ -224,17 +222,14 @@ class DocumentStore:
         keys = [self._key("meta"), self._key("changes"), self._documents(kind), self._history(kind, name)]
         wanted = "" if expected is None else expected
         arguments = [kind, name, body, author, wanted, uuid4().hex, self.channel, MOST_HISTORY, MOST_AUDIT]
-        done, packed = await self._run("PUT", [*keys, self._key("audit")], *arguments)
+        done, packed = await self._run("put", [*keys, self._key("audit")], *arguments)
         document = _unpack(kind, name, packed) if packed else None
         if not done or document is None:
             raise Conflict(kind, name, document)
         return document
 
     async def _run(self, name: str, keys: Sequence[str], *arguments: Any) -> Any:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self.client.register_script(getattr(scripts, name))
-        return await script(keys, arguments)
+        return await self.redis.script(f"documents_{name}")(keys, arguments)
 
     def _key(self, name: str) -> str:
         return f"{self.prefix}:{{control}}:{name}"

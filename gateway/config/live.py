@@ -17,13 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-import redis.asyncio
-from redis.exceptions import RedisError
-
 from gateway.config.document_store import Ack, Changes, Document, DocumentKey, DocumentStore, Refusal
-from gateway.errors import reason_of
-from gateway.redis.client import connect
-from gateway.tasks import TaskSet
+from gateway.redis.client import AWAY, RedisNotices, SharedRedis
+from gateway.tasks import TaskSet, run_every
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +50,7 @@ class _Reader:
 
 
 class LiveDocuments:
-    """Follows the documents at ``redis_url``, and says in Redis which revision this process has applied.
+    """Follows the documents in ``redis``, and says in Redis which revision this process has applied.
 
     Register with ``follow`` before ``start``. ``on_look`` is called after each try to reach Redis, ``on_refusal`` for
     each set that is refused.
@@ -62,7 +58,7 @@ class LiveDocuments:
 
     def __init__(
         self,
-        redis_url: str,
+        redis: SharedRedis,
         prefix: str = "pdd",
         *,
         interval_s: float = 1.0,
@@ -71,9 +67,9 @@ class LiveDocuments:
         on_refusal: Callable[[Refusal], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store = DocumentStore(connect(redis_url), prefix)
+        self._redis = redis.client("documents", timeout_s)
+        self.store = DocumentStore(self._redis, prefix)
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self._on_look = on_look
         self._on_refusal = on_refusal
         self._clock = clock
@@ -86,8 +82,11 @@ class LiveDocuments:
         self._contact_s: float | None = None
         self.epoch = ""
         self.revision = 0
-        self.up = False
-        self.error = "Redis was not asked yet"
+
+    @property
+    def up(self) -> bool:
+        """Whether the last look succeeded."""
+        return self._redis.up
 
     def follow(self, apply: Apply, *kinds: str) -> None:
         """Give ``apply`` all documents of ``kinds`` whenever one of them has changed, and once at first."""
@@ -109,16 +108,16 @@ class LiveDocuments:
         ``processes`` None: Redis does not answer.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._redis.limit():
                 living = await self.store.living()
-        except (RedisError, OSError):
+        except AWAY:
             living = None
         applied = {key: one for reader in self._readers for key, one in (reader.applied or {}).items()}
         return {
             "process": self._process,
             "epoch": self.epoch,
             "revision": self.revision,
-            "redis_up": self.up,
+            "redis_up": self._redis.shared.up,
             "contact_age_s": self.contact_age_s,
             "refusals": [one for one in self.refusals if set(one.kinds) & set(kinds)],
             "documents": [_describe(one) for _, one in sorted(applied.items()) if one.kind in kinds],
@@ -129,40 +128,33 @@ class LiveDocuments:
         """Say why documents of ``kind`` were never applied; None: they were."""
         for reader in self._readers:
             if kind in reader.kinds and reader.applied is None:
-                return reader.refusal.reason if reader.refusal else self.error
+                return reader.refusal.reason if reader.refusal else self._redis.trouble
         return None
 
     async def start(self) -> None:
         """Look once, then go on in the background, whether Redis answers or not."""
         await self.look()
-        self._tasks.start("look", self._run())
+        self._tasks.start("look", run_every(self._interval_s, self.look, self._due))
         self._tasks.start("listen", self._listen())
 
     async def aclose(self) -> None:
-        """End, and say so where Redis answers. Idempotent."""
+        """End, and say so where Redis answers."""
         await self._tasks.aclose()
         if self.up:
-            self.up = False
-            with suppress(RedisError, OSError):
-                async with asyncio.timeout(self._timeout_s):
+            with suppress(*AWAY):
+                async with self._redis.limit():
                     await self.store.retire(self._process)
-        await self.store.client.aclose()
 
     async def look(self) -> bool:
         """Read what is new, apply it, and say so; False when Redis does not take part."""
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._redis.step():
                 self._take(await self._read())
                 await self.store.acknowledge(self._ack())
-        except (RedisError, OSError) as error:
-            self.error = f"Redis does not answer: {reason_of(error)}"
-            if self.up:
-                log.warning("live documents are lost: %s", self.error)
-            self.up = False
+        except AWAY:
+            pass
         else:
-            if not self.up:
-                log.info("live documents are followed from revision %d on", self.revision)
-            self.up, self._contact_s = True, self._clock()
+            self._contact_s = self._clock()
         self._on_look()
         return self.up
 
@@ -228,33 +220,25 @@ class LiveDocuments:
     def _ack(self) -> Ack:
         return Ack(self._process, self._host, os.getpid(), self.epoch, self.revision, self.refusals)
 
-    async def _run(self) -> None:
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
-                    await self._due.wait()
-            self._due.clear()
-            await self.look()
-
     async def _listen(self) -> None:
         """Look at every notice. A subscription that ended, or that a look was ahead of, is made anew."""
         pause_s = _RETRY_S[0]
         while True:
-            pubsub = self.store.client.pubsub(ignore_subscribe_messages=True)
+            pubsub = self._redis.commands.pubsub(ignore_subscribe_messages=True)
             try:
-                async with asyncio.timeout(self._timeout_s):
+                async with self._redis.limit():
                     await pubsub.subscribe(self.store.channel)
                 pause_s = _RETRY_S[0]
                 self._due.set()
                 await self._hear(pubsub)
-            except (RedisError, OSError):
+            except AWAY:
                 pass
             finally:
                 await pubsub.aclose()  # type: ignore[no-untyped-call]
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_S[1])
 
-    async def _hear(self, pubsub: "redis.asyncio.client.PubSub") -> None:
+    async def _hear(self, pubsub: RedisNotices) -> None:
         """Hear notices until there is reason to think that some do not come."""
         heard = self.revision
         while heard >= self.revision:

@@ -7,23 +7,18 @@ back. When an answer of Redis is lost, some requests may count twice; that moves
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
 import msgspec
-from redis.exceptions import RedisError
 
-from gateway.errors import reason_of
 from gateway.fleet.learning import Learning, News
-from gateway.redis.client import connect, digest
-from gateway.tasks import end_task
+from gateway.redis.client import AWAY, SharedRedis, digest
+from gateway.tasks import end_task, run_every
 from policies.output_length import Lengths
 from policies.types import Alignment
-
-log = logging.getLogger(__name__)
 
 _KEPT_MS = 86_400_000
 """A state that nobody asks for is forgotten after this time."""
@@ -31,52 +26,17 @@ _MOST_TENANTS_AT_ONCE = 256
 _MISSED_EXCHANGES = 5
 _DECODER = msgspec.msgpack.Decoder(list[float])
 
-_ADD = """
--- KEYS: a state. ARGV: what to add to it, the state where there is none, weight of the old sums, seconds in which they
--- fade (0: never), time to live ms. A state is [samples, sums...] in msgpack; stored with its time in front.
--- Returns the new state.
-local time = redis.call('TIME')
-local now_s = time[1] + time[2] / 1000000
-local state = cmsgpack.unpack(ARGV[2])
-local stored = redis.call('GET', KEYS[1])
-local old = stored and select(2, pcall(cmsgpack.unpack, stored))
-if type(old) == 'table' and #old == #state + 1 then
-  local add, keep, fade_s = cmsgpack.unpack(ARGV[1]), tonumber(ARGV[3]), tonumber(ARGV[4])
-  if fade_s > 0 then keep = keep * math.exp(-math.max(0, now_s - old[1]) / fade_s) end
-  state[1] = old[2] + add[1]
-  for at = 2, #state do state[at] = old[at + 1] * keep + add[at] end
-end
-local reply, total = cmsgpack.pack(state), 0
-for at = 1, #state do total = total + state[at] end
-if total > 0 then
-  table.insert(state, 1, now_s)
-  redis.call('SET', KEYS[1], cmsgpack.pack(state), 'PX', ARGV[5])
-end
-return reply
-"""
-
-_BEAT = """
--- KEYS: processes by the time of their last sign of life. ARGV: this process, ms after which one counts as dead.
--- Returns how many live.
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
-redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[2])
-redis.call('PEXPIRE', KEYS[1], ARGV[2])
-return redis.call('ZCARD', KEYS[1])
-"""
-
 
 class Ledger:
-    """Exchanges what ``learning`` learns with the other processes at ``redis_url``; keys are under ``prefix``.
+    """Exchanges what ``learning`` learns with the other processes through ``redis``; keys are under ``prefix``.
 
     Decisions never wait for it: they read ``learning``, which goes on alone while Redis is away. ``on_exchange`` is
-    called after each try. ``up``: the last one succeeded. ``peers``: other processes that live, as of the last success.
+    called after each try. ``peers``: other processes that live, as of the last success.
     """
 
     def __init__(
         self,
-        redis_url: str,
+        redis: SharedRedis,
         learning: Learning,
         models: Iterable[str],
         prefix: str = "pdd",
@@ -89,15 +49,17 @@ class Ledger:
         self._models = list(models)
         self._prefix = f"{prefix}:ledger"
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self._on_exchange = on_exchange
         self._token = uuid4().hex
         self._task: asyncio.Task[None] | None = None
-        self._client = connect(redis_url, connect_timeout_s=timeout_s)
-        self._add = self._client.register_script(_ADD)
-        self._beat = self._client.register_script(_BEAT)
-        self.up = False
+        self._dead_ms = int(_MISSED_EXCHANGES * (interval_s + timeout_s) * 1000)
+        self._redis = redis.client("ledger", timeout_s)
         self.peers = 0
+
+    @property
+    def up(self) -> bool:
+        """Whether the last exchange succeeded."""
+        return self._redis.up
 
     async def start(self) -> None:
         """Exchange in the background from here on."""
@@ -107,51 +69,44 @@ class Ledger:
         """Share what is left, if Redis answers, and end."""
         await end_task(self._task)
         if self.up and await self.exchange():
-            with suppress(RedisError, OSError):
-                async with asyncio.timeout(self._timeout_s):
-                    await self._client.zrem(f"{self._prefix}:processes", self._token)
-        await self._client.aclose()
+            with suppress(*AWAY):
+                async with self._redis.limit():
+                    await self._redis.commands.zrem(f"{self._prefix}:processes", self._token)
 
     async def exchange(self) -> bool:
         """Share and read now; False when Redis does not take part, which loses nothing."""
         news, is_shared = self._learning.take_news(_MOST_TENANTS_AT_ONCE), False
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with self._redis.step():
                 replies = await self._send(news)
             is_shared = True
-        except (RedisError, OSError) as error:
-            if self.up:
-                log.warning("the shared ledger is lost: %s", reason_of(error))
+        except AWAY:
+            pass
         finally:
             if not is_shared:
                 self._learning.put_back(news)
         if is_shared:
             self._take(news, replies)
-        if is_shared and not self.up:
-            log.info("the shared ledger answers")
-        self.up = is_shared
         self._on_exchange()
         return is_shared
 
     async def _run(self) -> None:
-        while True:
-            await self.exchange()
-            await asyncio.sleep(self._interval_s)
+        await self.exchange()
+        await run_every(self._interval_s, self.exchange)
 
     async def _send(self, news: News) -> list[Any]:
-        learning = self._learning
-        async with self._client.pipeline(transaction=False) as pipeline:
-            dead_ms = int(_MISSED_EXCHANGES * (self._interval_s + self._timeout_s) * 1000)
-            await self._beat([f"{self._prefix}:processes"], [self._token, dead_ms], client=pipeline)
+        learning, add, beat = self._learning, self._redis.script("ledger_add"), self._redis.script("ledger_beat")
+        async with self._redis.commands.pipeline(transaction=False) as pipeline:
+            await beat([f"{self._prefix}:processes"], [self._token, self._dead_ms], client=pipeline)
             for model in self._models:
                 new, seen = news.hits.get(model, Alignment()), learning.alignment(model)
                 states = [_pack_hits(learning.faded_hits(model, hits)) for hits in (new, seen)]
                 fading = [1.0, learning.alignment_window_s(model), _KEPT_MS]
-                await self._add([self._key("hits", model)], [*states, *fading], client=pipeline)
+                await add([self._key("hits", model)], [*states, *fading], client=pipeline)
             for (model, tenant), lengths in news.lengths.items():
                 states = [_pack_lengths(counts) for counts in (lengths.counts, learning.lengths(model, tenant))]
                 fading = [lengths.keep, 0, _KEPT_MS]
-                await self._add([self._key("lengths", model, tenant)], [*states, *fading], client=pipeline)
+                await add([self._key("lengths", model, tenant)], [*states, *fading], client=pipeline)
             return await pipeline.execute()
 
     def _take(self, news: News, replies: Sequence[Any]) -> None:

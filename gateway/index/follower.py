@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redis.exceptions import RedisError
-
 from gateway.index.mirror import Mirror, RankBlocks
 from gateway.index.store import InstanceState, ModelStore, StreamEntry, name_of
 from gateway.index.types import CacheSpec
+from gateway.redis.client import AWAY
 
 _ENTRIES_AT_ONCE = 500
 _LOADS_AT_ONCE = 4
@@ -53,24 +52,22 @@ class Follower:
         self._positions: dict[str, _Position] = {}
         self._cursor = "0-0"
         self._checked: set[str] = set()
-        self.up = False
 
     @property
     def caught_up(self) -> bool:
         """Whether every instance of the model was compared with Redis."""
-        return self.up and self._specs().keys() <= self._checked
+        return self._store.redis.up and self._specs().keys() <= self._checked
 
     async def run(self) -> None:
         """Follow for ever; errors of Redis are waited out."""
         pause_s = _RETRY_S[0]
         while True:
             try:
-                self._cursor = await self._store.last_entry()
-                self.up = True
+                with self._store.redis.noted():
+                    self._cursor = await self._store.last_entry()
                 pause_s = _RETRY_S[0]
                 await self._follow()
-            except (RedisError, OSError):
-                self.up = False
+            except AWAY:
                 self._counters["redis_errors"] += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_S[1])
@@ -80,10 +77,11 @@ class Follower:
         checked_at = loop.time() - _CHECK_S
         while True:
             names = set(self._specs())
-            if loop.time() - checked_at >= _CHECK_S or names != self._checked:
-                await self._check()
-                self._checked, checked_at = names, loop.time()
-            await self._read_tail(_WAIT_S)
+            with self._store.redis.noted():
+                if loop.time() - checked_at >= _CHECK_S or names != self._checked:
+                    await self._check()
+                    self._checked, checked_at = names, loop.time()
+                await self._read_tail(_WAIT_S)
 
     async def _read_tail(self, wait_s: float) -> bool:
         specs = self._specs()

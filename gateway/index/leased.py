@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
 
-from redis.exceptions import RedisError
 from zmq.asyncio import Context
 from zmq.error import ZMQError
 
@@ -15,6 +14,7 @@ from gateway.index.ingest import Ingester, IngestTimes
 from gateway.index.mirror import Mirror
 from gateway.index.store import ModelStore
 from gateway.index.types import CacheSpec
+from gateway.redis.client import AWAY
 from gateway.tasks import TaskSet
 
 _MEND_PAUSE_S = (30.0, 3600.0)
@@ -39,7 +39,7 @@ class RedisSink:
         if not self.broken:
             try:
                 self.broken = not await self._store.publish(self._spec, self._token, self.gen, rank, change)
-            except (RedisError, OSError):
+            except AWAY:
                 self.broken = True
         if self.broken:
             self._mirror.apply(self._spec.id, rank, change.delta)
@@ -49,7 +49,7 @@ class RedisSink:
         if not self.broken:
             try:
                 self.broken = not await self._store.set_known(self._spec, self._token, self.gen, known)
-            except (RedisError, OSError):
+            except AWAY:
                 self.broken = True
         if self.broken:
             self._mirror.set_known(self._spec.id, known)
@@ -97,13 +97,13 @@ class LeasedIngest:
         """Take the lease when it is free, and follow the engine while it lasts."""
         try:
             while True:
-                with suppress(RedisError, OSError):
+                with suppress(*AWAY):
                     gen = await self._store.hold(self._spec, self._token)
                     if gen is not None:
                         await self._ingest(gen)
                 await asyncio.sleep(self._renew_s)
         finally:
-            with suppress(RedisError, OSError):
+            with suppress(*AWAY):
                 await self._store.release(self._spec, self._token, drop=self._retired)
 
     async def _ingest(self, gen: int) -> None:
@@ -161,7 +161,7 @@ class LeasedIngest:
                 if not await self._open():
                     return False
                 await ingester.republish()
-        except (RedisError, OSError):
+        except AWAY:
             self._sink.broken = True
         return True
 

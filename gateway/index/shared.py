@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from redis.exceptions import RedisError
 from zmq.asyncio import Context
 
 from gateway.index.follower import Follower
@@ -13,15 +12,14 @@ from gateway.index.leased import LeasedIngest
 from gateway.index.local import LocalIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec, IndexStats
-from gateway.redis.client import connect
+from gateway.redis.client import AWAY, SharedRedis
 from gateway.tasks import TaskSet
 
 _NOTES_QUEUED = 1_000
-_HEALTH_CHECK_S = 15
 
 
 class RedisIndex(LocalIndex):
-    """A ``PrefixIndex`` over Redis or Valkey at ``url``, its keys under ``prefix``. For the rest see ``LocalIndex``.
+    """A ``PrefixIndex`` over ``redis``, its keys under ``prefix``. For the rest see ``LocalIndex``.
 
     Lookups never wait for Redis; while it is away the mirror goes on with what it knows and with what this process
     ingests itself. ``follows_engines`` False: it only reads what other processes ingest, and takes no lease.
@@ -29,7 +27,7 @@ class RedisIndex(LocalIndex):
 
     def __init__(
         self,
-        url: str,
+        redis: SharedRedis,
         *,
         prefix: str = "pdd",
         key: bytes = b"",
@@ -45,7 +43,7 @@ class RedisIndex(LocalIndex):
         self._follows_engines = follows_engines
         self._times = times or IngestTimes()
         self._limits = limits or StoreLimits()
-        self.client = connect(url, health_check_s=_HEALTH_CHECK_S)
+        self._redis = redis
         self._context: Context | None = None
         self._stores: dict[str, ModelStore] = {}
         self._followers: dict[str, Follower] = {}
@@ -74,7 +72,7 @@ class RedisIndex(LocalIndex):
     async def ages(self) -> dict[str, float | None]:
         """Return for how many seconds nobody has confirmed an instance's state in Redis; None: nothing is there.
 
-        Raises redis.RedisError and OSError.
+        Raises ``AWAY``.
         """
         ages: dict[str, float | None] = {}
         for model, store in self._stores.items():
@@ -97,12 +95,11 @@ class RedisIndex(LocalIndex):
 
     def stats(self) -> IndexStats:
         """See ``PrefixIndex.stats``."""
-        return self._stats(redis_up=all(follower.up for follower in self._followers.values()))
+        return self._stats(redis_up=self._redis.up)
 
     async def aclose(self) -> None:
         """See ``PrefixIndex.aclose``."""
         await self._tasks.aclose()
-        await self.client.aclose()
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
@@ -118,13 +115,14 @@ class RedisIndex(LocalIndex):
             spec, block_keys = await self._notes.get()
             try:
                 await self._store_of(spec.model).note(spec, block_keys, self._predicted_ttl_s)
-            except (RedisError, OSError):
+            except AWAY:
                 self._counters["dropped_notes"] += 1
 
     def _store_of(self, model: str) -> ModelStore:
         store = self._stores.get(model)
         if store is None:
-            store = self._stores[model] = ModelStore(self.client, self._prefix, model, self._limits)
+            client = self._redis.client(f"index of {model}", self._limits.reply_s)
+            store = self._stores[model] = ModelStore(client, self._prefix, model, self._limits)
         return store
 
     def _follow(self, spec: CacheSpec) -> None:

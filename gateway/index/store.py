@@ -4,7 +4,6 @@ An instance is filed under its id and boot id, so nothing of an earlier engine p
 Everything is keyed by hashes; token ids are never written. Every key has a time to live.
 """
 
-import asyncio
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +11,10 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Any, TypeVar
 
-import redis.asyncio
-
 from gateway.index.engine_blocks import Change, EventMark
 from gateway.index.mirror import CacheDelta
 from gateway.index.types import CacheSpec
-from gateway.redis import index_scripts as scripts
+from gateway.redis.client import RedisClient
 
 _SCAN_COUNT = 10_000
 _RECORDS_COUNT = 1_000
@@ -72,23 +69,24 @@ def name_of(spec: CacheSpec) -> str:
 
 
 class ModelStore:
-    """Redis keys and steps of one model. Methods raise redis.RedisError and OSError."""
+    """Redis keys and steps of one model. Methods raise ``AWAY``."""
 
-    def __init__(self, client: "redis.asyncio.Redis", prefix: str, model: str, limits: StoreLimits) -> None:
+    def __init__(self, redis: RedisClient, prefix: str, model: str, limits: StoreLimits) -> None:
         # A digest as the tag: model names may hold braces, which would move keys to other slots of a cluster.
         tag = blake2b(model.encode(), digest_size=8).hexdigest()
         self._base = f"{prefix}:index:{{{tag}}}"
-        self._client = client
+        self.redis = redis
+        self._client = redis.commands
         self._ttl_ms = int(limits.ttl_s * 1000)
         self._limits = limits
         self._deltas = f"{self._base}:deltas"
-        self._hold = client.register_script(scripts.HOLD)
-        self._release = client.register_script(scripts.RELEASE)
-        self._open = client.register_script(scripts.OPEN)
-        self._publish = client.register_script(scripts.PUBLISH)
-        self._set_known = client.register_script(scripts.SET_KNOWN)
-        self._note = client.register_script(scripts.NOTE)
-        self._state = client.register_script(scripts.STATE)
+        self._hold = redis.script("index_hold")
+        self._release = redis.script("index_release")
+        self._open = redis.script("index_open")
+        self._publish = redis.script("index_publish")
+        self._set_known = redis.script("index_set_known")
+        self._note = redis.script("index_note")
+        self._state = redis.script("index_state")
 
     async def hold(self, spec: CacheSpec, token: str) -> int | None:
         """Take or keep the lease of an instance. Returns the generation there, 0 for none; None: another holds it."""
@@ -206,11 +204,8 @@ class ModelStore:
                 yield entry_id.decode(), _read_entry(fields)
 
     async def _soon(self, reply: Awaitable[_T]) -> _T:
-        """Wait for a reply, but not for ever: a half-open connection never answers.
-
-        The client's own socket timeout is not used: below Python 3.12 it can swallow a cancellation.
-        """
-        async with asyncio.timeout(self._limits.reply_s):
+        """Wait for a reply, but not for ever: a half-open connection never answers."""
+        async with self.redis.limit():
             return await reply
 
     def _key(self, kind: str, spec: CacheSpec) -> str:

@@ -64,7 +64,7 @@ class IndexStats:
     """State of the index in this process.
 
     ``counters`` holds counts since the start, by the names in ``gateway.index.types``; one that is absent is 0.
-    ``redis_up`` None: this index uses no Redis.
+    ``redis_up``: see ``SharedRedis.up``; None: this index uses no Redis.
     """
 
     instances: Mapping[str, InstanceStats]

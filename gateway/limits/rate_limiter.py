@@ -14,17 +14,18 @@ from typing import Any
 
 from gateway.limits.buckets import Lease, LimitReached, Meter, Rates, RequestTooLarge
 from gateway.limits.shared import SharedLimits
+from gateway.redis.client import SharedRedis
 
 
 class RateLimiter:
-    """Admits requests. ``redis_url`` None: this process is the only one.
+    """Admits requests. ``redis`` None: this process is the only one.
 
     ``processes``: how many gateway processes lived when that was last known. ``options``: see ``SharedLimits``.
     """
 
     def __init__(
         self,
-        redis_url: str | None,
+        redis: SharedRedis | None,
         processes: Callable[[], int],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -34,7 +35,7 @@ class RateLimiter:
         self._clock = clock
         self._running: dict[str, set[Lease]] = {}
         self._meters: dict[str, Meter] = {}
-        self._shared = SharedLimits(redis_url, self._running, **options) if redis_url is not None else None
+        self._shared = SharedLimits(redis, self._running, **options) if redis is not None else None
 
     @property
     def is_local(self) -> bool:

@@ -1,27 +1,19 @@
-"""Limits in Redis: one step for each admission, all in order on one connection.
+"""Limits in Redis: one step for each admission, all in order.
 
 One task sends what there is to send: ends of leases first, then renewals, then admissions. So an admission never
 overtakes the end of the lease before it, and many admissions share a round trip. Time is Redis's own.
 """
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha1
 from itertools import islice
 from typing import Any
 
-from redis.exceptions import RedisError
-
-from gateway.errors import reason_of
 from gateway.limits.buckets import Lease, Left, LimitKind, RateLimitStatus, Rates, RateVerdict
-from gateway.redis.client import connect, digest
-from gateway.redis.limit_scripts import ADMIT, RENEW, SETTLE
+from gateway.redis.client import AWAY, SharedRedis, digest
 from gateway.tasks import end_task
-
-log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 512
 _NO_LIMIT = -1
@@ -29,7 +21,6 @@ _REFUSERS: tuple[LimitKind | None, ...] = (None, "requests", "tokens", "concurre
 _RENEWALS_A_LEASE = 4
 _LAST_TIMEOUT_S = 2.0
 """When the process ends nobody waits for an admission any more."""
-_ADMIT, _SETTLE, _RENEW = (sha1(script.encode()).hexdigest() for script in (ADMIT, SETTLE, RENEW))
 
 
 @dataclass(slots=True, eq=False)
@@ -44,13 +35,13 @@ class _Ask:
 class SharedLimits:
     """Asks Redis for admissions, tells it of ends, and keeps the leases in ``running`` (by tenant) alive.
 
-    ``on_exchange`` is called after each try, also when nothing else is to be sent. ``up``: the last one succeeded;
-    while it is not, nothing waits for Redis.
+    ``on_exchange`` is called after each try, also when nothing else is to be sent. Unless the last one succeeded, which
+    makes it ``up``, nothing waits for Redis.
     """
 
     def __init__(
         self,
-        redis_url: str,
+        redis: SharedRedis,
         running: Mapping[str, Collection[Lease]],
         prefix: str = "pdd",
         *,
@@ -70,8 +61,15 @@ class SharedLimits:
         self._renewed_s = 0.0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._client = connect(redis_url, connect_timeout_s=timeout_s)
-        self.up = False
+        self._redis = redis.client("limits", timeout_s)
+        self._admit, self._settle, self._renew = (
+            self._redis.script(f"limits_{name}") for name in ("admit", "settle", "renew")
+        )
+
+    @property
+    def up(self) -> bool:
+        """See the class."""
+        return self._redis.up
 
     async def start(self) -> None:
         """Exchange in the background from here on; a Redis that does not answer is not waited for."""
@@ -83,7 +81,6 @@ class SharedLimits:
         await end_task(self._task)
         if self.up:
             await self.exchange(_LAST_TIMEOUT_S)
-        await self._client.aclose()
 
     async def ask(self, lease: Lease, rates: Rates) -> RateVerdict | None:
         """Take a slot and tokens for a lease; None: Redis did not say, and this lease will hold nothing there."""
@@ -132,11 +129,10 @@ class SharedLimits:
         ended = dict(islice(self._ended.items(), _MOST_AT_ONCE))
         replies: Sequence[Any] | None = None
         try:
-            async with asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s):
+            async with self._redis.step(timeout_s):
                 replies = await self._send(asks, ended)
-        except (RedisError, OSError) as error:
-            if self.up:
-                log.warning("limits are held by each process alone, at its share of them: %s", reason_of(error))
+        except AWAY:
+            pass
         finally:
             if replies is None:
                 asks, self._asks = [*asks, *self._asks], []
@@ -144,23 +140,20 @@ class SharedLimits:
         if replies is not None:
             for lease_id in ended:
                 del self._ended[lease_id]
-            if not self.up:
-                log.info("limits are held over all processes")
-        self.up = replies is not None
         if self._asks or (self.up and self._ended):
             self._wake.set()
         self._on_exchange()
         return self.up
 
     async def _send(self, asks: Sequence[_Ask], ended: Mapping[str, tuple[str, int]]) -> list[Any]:
-        async with self._client.pipeline(transaction=False) as pipeline:
+        async with self._redis.commands.pipeline(transaction=False) as pipeline:
             pipeline.ping()
             if not self.up:
                 # Once for each connection to a server that may be new: a check before each exchange costs a round trip.
-                for script in (ADMIT, SETTLE, RENEW):
-                    pipeline.script_load(script)
+                for script in (self._admit, self._settle, self._renew):
+                    pipeline.script_load(script.script)
             for lease_id, (tenant, unused_tokens) in ended.items():
-                pipeline.evalsha(_SETTLE, 2, *self._keys(tenant), lease_id, unused_tokens)
+                pipeline.evalsha(self._settle.sha, 2, *self._keys(tenant), lease_id, unused_tokens)
             # A Redis that was away is first asked whether it answers: what it may not know of need not be ended there.
             if not self.up:
                 self._renewed_s = 0.0
@@ -170,12 +163,12 @@ class SharedLimits:
                     for lease in leases:
                         lease.in_redis = True
                     ids = [lease.id for lease in leases]
-                    pipeline.evalsha(_RENEW, 1, self._keys(tenant)[1], self._lease_ms, *ids)
+                    pipeline.evalsha(self._renew.sha, 1, self._keys(tenant)[1], self._lease_ms, *ids)
             for ask in asks:
                 rates = (ask.rates.requests_per_min, ask.rates.tokens_per_min, ask.rates.concurrent)
                 limits = [_NO_LIMIT if limit is None else limit for limit in rates]
                 keys, lease = self._keys(ask.lease.tenant), ask.lease
-                pipeline.evalsha(_ADMIT, 2, *keys, lease.id, self._lease_ms, *limits, lease.reserved_tokens)
+                pipeline.evalsha(self._admit.sha, 2, *keys, lease.id, self._lease_ms, *limits, lease.reserved_tokens)
             return await pipeline.execute()
 
     def _answer(self, asks: Sequence[_Ask], replies: Sequence[Any] | None) -> None:

@@ -12,29 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from uuid import uuid4
 
-import redis.asyncio
 from prometheus_client import CollectorRegistry, Counter
-from redis.exceptions import RedisError
 
-from gateway.redis.client import connect, digest
-from gateway.tasks import end_task
+from gateway.redis.client import AWAY, RedisClient, SharedRedis, digest
+from gateway.tasks import end_task, run_every
 
 log = logging.getLogger(__name__)
 
 HOUR_S = 3600
 KEPT_S = 90 * 86_400
 _MOST_AT_ONCE = 256
-
-_ADD = """
--- KEYS: a tenant's hour. ARGV: process, number of its batch, seconds to keep, then fields and what to add to each.
--- A batch that was added before is not added again.
-local last = 'batch:' .. ARGV[1]
-if tonumber(redis.call('HGET', KEYS[1], last) or 0) < tonumber(ARGV[2]) then
-  redis.call('HSET', KEYS[1], last, ARGV[2])
-  for at = 4, #ARGV, 2 do redis.call('HINCRBYFLOAT', KEYS[1], ARGV[at], ARGV[at + 1]) end
-  redis.call('EXPIRE', KEYS[1], ARGV[3])
-end
-"""
 
 
 @dataclass(slots=True)
@@ -83,11 +70,11 @@ UsageHour = tuple[str, int]
 
 
 class UsageMeter:
-    """Counts. ``redis_url`` None: only the metrics. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
+    """Counts. ``redis`` None: only the metrics. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
 
     def __init__(
         self,
-        redis_url: str | None,
+        redis: SharedRedis | None,
         registry: CollectorRegistry,
         prefix: str = "pdd",
         *,
@@ -98,7 +85,6 @@ class UsageMeter:
     ) -> None:
         self._prefix = prefix
         self._interval_s = interval_s
-        self._timeout_s = timeout_s
         self._clock = clock
         self._on_flush = on_flush
         self._process = uuid4().hex
@@ -106,8 +92,7 @@ class UsageMeter:
         self._new: dict[UsageHour, dict[str, Use]] = {}
         self._sent: dict[UsageHour, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
-        self._client = connect(redis_url) if redis_url is not None else None
-        self._add = self._client.register_script(_ADD) if self._client is not None else None
+        self._redis = redis.client("usage", timeout_s) if redis is not None else None
         self._counters = {
             name: Counter(f"pdd_tenant_{name}", text, ["tenant"], registry=registry)
             for name, text in (
@@ -128,7 +113,7 @@ class UsageMeter:
 
     def note(self, tenant: str, model: str, use: Use) -> None:
         """Count. ``tenant`` must be one that was identified, as it becomes a label."""
-        if self._client is not None:
+        if self._redis is not None:
             hour = int(self._clock()) // HOUR_S
             self._new.setdefault((tenant, hour), {}).setdefault(model, Use()).add(use)
         completion = use.p_tokens + use.rld_tokens + use.md_tokens + use.other_tokens
@@ -142,18 +127,16 @@ class UsageMeter:
 
     async def start(self) -> None:
         """Share in the background from here on."""
-        if self._client is not None:
-            self._task = asyncio.create_task(self._run())
+        if self._redis is not None:
+            self._task = asyncio.create_task(run_every(self._interval_s, self.flush))
 
     async def aclose(self) -> None:
         """Share what is left, if Redis answers, and end."""
         await end_task(self._task)
-        if self._client is not None:
-            while (self._new or self._sent) and await self.flush():
-                pass
-            if self._new or self._sent:
-                log.error("usage of %d tenant hours was lost: Redis does not answer", len({*self._new, *self._sent}))
-            await self._client.aclose()
+        while (self._new or self._sent) and await self.flush():
+            pass
+        if self._new or self._sent:
+            log.error("usage of %d tenant hours was lost: Redis does not answer", len({*self._new, *self._sent}))
 
     async def flush(self) -> bool:
         """Add what is new; False when Redis does not take part, which loses nothing."""
@@ -163,10 +146,10 @@ class UsageMeter:
                 self._sent[bucket] = _Batch(self._number, self._new.pop(bucket))
         sent = dict(self._sent)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._send(sent)
-        except (RedisError, OSError) as error:
-            log.debug("usage waits: %r", error)
+            if self._redis is not None and sent:
+                async with self._redis.step():
+                    await self._send(self._redis, sent)
+        except AWAY:
             return False
         else:
             for bucket in sent:
@@ -175,30 +158,24 @@ class UsageMeter:
         finally:
             self._on_flush()
 
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(self._interval_s)
-            await self.flush()
-
-    async def _send(self, sent: dict[UsageHour, _Batch]) -> None:
-        if self._client is None or self._add is None or not sent:
-            return
-        async with self._client.pipeline(transaction=False) as pipeline:
+    async def _send(self, redis: RedisClient, sent: dict[UsageHour, _Batch]) -> None:
+        add = redis.script("usage_add")
+        async with redis.commands.pipeline(transaction=False) as pipeline:
             for (tenant, hour), batch in sent.items():
                 arguments: list[str | float] = [self._process, batch.number, KEPT_S]
                 for model, use in batch.uses.items():
                     for name, amount in use.amounts().items():
                         arguments += [f"{name}:{model}", amount]
-                await self._add([_key(self._prefix, tenant, hour)], arguments, client=pipeline)
+                await add([_key(self._prefix, tenant, hour)], arguments, client=pipeline)
             await pipeline.execute()
 
 
 async def read_usage(
-    client: "redis.asyncio.Redis", tenant: str, first_hour: int, last_hour: int, prefix: str = "pdd"
+    redis: RedisClient, tenant: str, first_hour: int, last_hour: int, prefix: str = "pdd"
 ) -> dict[str, Use]:
-    """Return a tenant's use by model, from one hour to another, both included. Raises RedisError and OSError."""
+    """Return a tenant's use by model, from one hour to another, both included. Raises ``AWAY``."""
     found: dict[str, Use] = {}
-    async with client.pipeline(transaction=False) as pipeline:
+    async with redis.commands.pipeline(transaction=False) as pipeline:
         for hour in range(first_hour, last_hour + 1):
             pipeline.hgetall(_key(prefix, tenant, hour))
         hours = await pipeline.execute()

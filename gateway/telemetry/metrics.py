@@ -72,7 +72,9 @@ class SharedMetrics:
         self.limits_local = Gauge(
             "pdd_limits_local", "Whether limits are held by this process alone, at its share", registry=registry
         )
-        self.redis_up = Gauge("pdd_redis_up", "Whether the shared state can be reached", registry=registry)
+        self.redis_up = Gauge(
+            "pdd_redis_up", "Whether Redis does in time what this process asks of it", registry=registry
+        )
         self.gateways = Gauge("pdd_gateways", "Gateway processes that share the state, this one too", registry=registry)
         self.documents_revision = Gauge(
             "pdd_documents_revision", "Revision of rules, topology and tenants that is in force here", registry=registry

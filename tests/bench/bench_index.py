@@ -18,6 +18,7 @@ from gateway.index.residency import Residency
 from gateway.index.shared import RedisIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec
+from gateway.redis.client import SharedRedis
 from tests.gateway.index.publisher import encode_batch, stored
 from tests.valkey import run_valkey
 
@@ -87,9 +88,8 @@ async def _measure_warm_start(rng: random.Random) -> float:
     """Time from the construction of an index until its mirror holds the million blocks that Redis has."""
     specs = [CacheSpec(f"i{number}", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),)) for number in range(8)]
     share = _WARM_BLOCKS // len(specs)
-    async with run_valkey() as url:
-        writer = RedisIndex(url, prefix="bench")
-        store = ModelStore(writer.client, "bench", _MODEL, StoreLimits(lease_s=600.0))
+    async with run_valkey() as url, SharedRedis(url) as redis:
+        store = ModelStore(redis.client("writer", 5.0), "bench", _MODEL, StoreLimits(lease_s=600.0))
         for spec in specs:
             await store.hold(spec, "writer")
             gen = await store.open(spec, "writer")
@@ -98,10 +98,9 @@ async def _measure_warm_start(rng: random.Random) -> float:
                 spec, "writer", gen, 0, Change(CacheDelta(held=[rng.getrandbits(64) for _ in range(share)]))
             )
             await store.set_known(spec, "writer", gen, True)
-        await writer.aclose()
         changed = asyncio.Event()
         begin = time.perf_counter()
-        index = RedisIndex(url, prefix="bench", times=IngestTimes(), on_change=changed.set)
+        index = RedisIndex(redis, prefix="bench", times=IngestTimes(), on_change=changed.set)
         for spec in specs:
             index.add_instance(spec)
         await index.start()

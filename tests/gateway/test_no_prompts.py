@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-import redis.asyncio
 
 from gateway.app import Gateway
 from gateway.auth.keys import KeyRecord, hash_key, make_key
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantRecord
 from gateway.config.document_store import DocumentStore
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from gateway.tenancy import open_index
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
@@ -29,7 +29,7 @@ from tests.gateway.http.edge_server import EdgeServer
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
 from tests.gateway.model_dir import model_dir
 from tests.integration.regions import eventually
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 __all__ = ["model_dir"]
 
@@ -114,14 +114,13 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                 "canary_interval_s": 0,
             }
         )
-        client: redis.asyncio.Redis = redis.asyncio.Redis.from_url(url)
-        stack.push_async_callback(client.aclose)
-        store = DocumentStore(client)
+        store = await stack.enter_async_context(open_documents(url))
         key = make_key()
         await store.put(TENANT_KIND, "acme", TenantRecord(), author="test")
         record = KeyRecord(tenant="acme", hash=hash_key(SECRET.encode(), key), created_s=0)
         await store.put(KEY_KIND, key.id, record, author="test")
-        gateway = await asyncio.to_thread(Gateway, settings, open_index(settings, url), url)
+        shared = await stack.enter_async_context(SharedRedis(url))
+        gateway = await asyncio.to_thread(Gateway, settings, open_index(settings, shared), shared)
         await stack.enter_async_context(gateway)
         server = await stack.enter_async_context(EdgeServer(gateway.app))
         headers = {"authorization": f"Bearer {key}"}
@@ -202,7 +201,7 @@ def to_text(value: bytes | str) -> str:
 
 async def read_redis(store: DocumentStore) -> bytes:
     """Every key and value."""
-    client, pieces = store.client, []
+    client, pieces = store.redis.commands, []
     async for key in client.scan_iter():
         kind = to_text(await client.type(key))
         reads = {

@@ -5,7 +5,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,17 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
-import redis.asyncio
 
 from gateway.auth.keys import ApiKey, KeyRecord, hash_key, make_key
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantRecord
 from gateway.config.document_store import DocumentStore
 from gateway.config.rulebook import RULES
 from gateway.demo.processes import Child, pdd
-from gateway.redis.client import connect
 from tests.fakes.script import Script
 from tests.gateway.cli.fleet import MODEL, Fleet, open_fleet
 from tests.gateway.model_dir import model_dir
 from tests.integration.regions import eventually
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 __all__ = ["model_dir"]
 
@@ -60,7 +58,7 @@ class Pair:
 
     async def held(self) -> int:
         """Slots that are held in Redis."""
-        client = self.store.client
+        client = self.store.redis.commands
         return sum([await client.zcard(key) async for key in client.scan_iter("pdd:limits:*:slots")])
 
 
@@ -95,7 +93,7 @@ async def pair(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         stack.enter_context(pytest.MonkeyPatch.context()).setenv("PDD_SECRET", SECRET.decode())
         url = await stack.enter_async_context(run_valkey())
         fleet = await stack.enter_async_context(open_fleet(model_dir, folder))
-        store = DocumentStore(await stack.enter_async_context(opened(url)))
+        store = await stack.enter_async_context(open_documents(url))
         engines = [engine | {"region": "a"} for engine in fleet.settings()["engines"]]
         settings = {"engines": engines, "links": [], "redis_url": url, "auth": {"secret_env": "PDD_SECRET"}}
         config = await fleet.write(**settings, canary_interval_s=0)
@@ -114,16 +112,6 @@ async def pair(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
 
         assert await eventually(is_ready, 30)
         yield Pair(urls, store, fleet, client)
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator["redis.asyncio.Redis"]:
-    """A client of the documents."""
-    client = connect(url)
-    try:
-        yield client
-    finally:
-        await client.aclose()
 
 
 async def test_requests_a_minute_over_both(pair: Pair) -> None:

@@ -20,13 +20,13 @@ from backends.types import LinkState
 from gateway.config.document_store import DocumentStore
 from gateway.config.rulebook import RULES
 from gateway.demo.processes import Child, pdd
-from gateway.redis.client import connect
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.server import AppServer
 from tests.fakes.silent_store import SilentStore
 from tests.gateway.cli.fleet import pdd as run_pdd
 from tests.gateway.model_dir import make_model_dir
 from tests.integration.regions import eventually
+from tests.valkey import open_documents
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -113,8 +113,7 @@ async def open_pair(folder: Path) -> AsyncIterator[Pair]:
             stack.push_async_callback(gateway.stop)
         await asyncio.gather(*(gateway.start() for gateway in gateways))
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=20.0))
-        store = DocumentStore(connect(valkey.url))
-        stack.push_async_callback(store.client.aclose)
+        store = await stack.enter_async_context(open_documents(valkey.url))
         yield Pair(valkey, engines, bridge, gateways, client, store, config, folder)
 
 
@@ -177,7 +176,7 @@ async def test_rules_change_the_next_request_everywhere(tmp_path: Path, capsys: 
         assert await pair.rules("rollback", "--to", "1", "--wait") == 0
         assert await pair.plans() == {"relay relay_only"}
 
-        await SilentStore(pair.store.client).put(RULES, "default", PINNED, author="x")
+        await SilentStore(pair.store.redis).put(RULES, "default", PINNED, author="x")
 
         async def is_pinned() -> bool:
             return await pair.plans() == {"direct region_pinned"}
@@ -196,11 +195,13 @@ async def test_redis_dies_under_traffic(tmp_path: Path) -> None:
         try:
             os.kill(pair.valkey.pid, signal.SIGKILL)
             assert await eventually(lambda: all_say(pair, redis_up=False), 10.0)
+            assert await all_have(pair, "pdd_redis_up 0.0") and await all_have(pair, "pdd_index_redis_up 0.0")
             assert await goes_on(seen, 10)
             await pair.valkey.stop()
             await pair.valkey.start()
-            await pair.store.client.connection_pool.disconnect()
+            await pair.store.redis.commands.connection_pool.disconnect()
             assert await eventually(lambda: all_say(pair, redis_up=True), 10.0)
+            assert await all_have(pair, "pdd_redis_up 1.0") and await all_have(pair, "pdd_index_redis_up 1.0")
             document = await pair.store.get(RULES, "default")
             assert document is not None and (document.version, document.value) == (1, PINNED)
             assert await pair.rules("set", "--wait", "--expect-version", "1", regions=["a", "c"]) == 0

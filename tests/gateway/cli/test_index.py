@@ -5,7 +5,6 @@ import json
 from typing import Any
 
 import pytest
-import redis.asyncio
 
 from backends.kv.hashing import chain_seed, hash_blocks
 from gateway.app import Gateway
@@ -17,6 +16,7 @@ from gateway.config.settings import parse_settings
 from gateway.index.memory import MemoryIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec
+from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import run_publisher, stored
 from tests.valkey import run_valkey
@@ -78,8 +78,8 @@ async def test_a_tenants_prompt_is_looked_up_under_its_salt(fleet: Fleet, monkey
 async def share(url: str, tokens: int) -> None:
     """Note in Redis, as a gateway does, that MD was sent a prompt."""
     spec = CacheSpec("md1", MODEL, 16, boot_id="1790000000.25")
-    async with redis.asyncio.Redis.from_url(url) as client:
-        store = ModelStore(client, "pdd", MODEL, StoreLimits())
+    async with SharedRedis(url) as shared:
+        store = ModelStore(shared.client("index", 5.0), "pdd", MODEL, StoreLimits())
         await store.note(spec, hash_blocks(PROMPT[:tokens], chain_seed(MODEL, None, None)), 600.0)
 
 

@@ -10,9 +10,8 @@ import yaml
 
 from gateway.config.document_store import DocumentStore
 from gateway.fleet.topology import FLEET, TOPOLOGY
-from gateway.redis.client import connect
 from tests.gateway.cli.fleet import pdd
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +31,8 @@ async def store(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[DocumentStore
     """The documents of a server, which the commands find by the environment."""
     async with run_valkey() as url:
         monkeypatch.setenv("REDIS_URL", url)
-        client = connect(url)
-        try:
-            yield DocumentStore(client)
-        finally:
-            await client.aclose()
+        async with open_documents(url) as store:
+            yield store
 
 
 async def write(folder: Path, name: str, value: Any) -> Path:

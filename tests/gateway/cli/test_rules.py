@@ -15,10 +15,10 @@ from gateway.cli.rules import follow_changes
 from gateway.config.document_store import Ack, DocumentStore, Refusal
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from policies.rules import Rules
 from tests.gateway.cli.fleet import pdd
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 pytestmark = pytest.mark.slow
 
@@ -34,23 +34,21 @@ async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str, None]:
 @pytest.fixture
 async def store(url: str) -> AsyncGenerator[DocumentStore, None]:
     """The documents."""
-    client = connect(url)
-    try:
-        yield DocumentStore(client)
-    finally:
-        await client.aclose()
+    async with open_documents(url) as store:
+        yield store
 
 
 @asynccontextmanager
 async def run_gateway(url: str, **times: Any) -> AsyncIterator[RuleBook]:
     """Follow the rules as a gateway process does."""
-    live, book = LiveDocuments(url, **times), RuleBook(Rules(), known=False)
-    live.follow(book.apply, RULES)
-    try:
-        await live.start()
-        yield book
-    finally:
-        await live.aclose()
+    async with SharedRedis(url) as shared:
+        live, book = LiveDocuments(shared, **times), RuleBook(Rules(), known=False)
+        live.follow(book.apply, RULES)
+        try:
+            await live.start()
+            yield book
+        finally:
+            await live.aclose()
 
 
 @pytest.fixture

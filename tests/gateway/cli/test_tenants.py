@@ -10,12 +10,11 @@ from prometheus_client import CollectorRegistry
 
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
 from gateway.cli.operate import read_duration_s
-from gateway.config.document_store import DocumentStore
 from gateway.config.live import LiveDocuments
 from gateway.limits.usage import UsageMeter, Use
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import pdd
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 pytestmark = pytest.mark.slow
 SECRET = "0123456789abcdef0123"
@@ -33,13 +32,14 @@ async def url(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[str, None]:
 @asynccontextmanager
 async def run_gateway(url: str) -> AsyncIterator[TenantBook]:
     """Know tenants and keys as a gateway process does."""
-    live, book = LiveDocuments(url, interval_s=3600.0), TenantBook(SECRET.encode())
-    live.follow(book.apply, TENANT_KIND, KEY_KIND)
-    try:
-        await live.start()
-        yield book
-    finally:
-        await live.aclose()
+    async with SharedRedis(url) as shared:
+        live, book = LiveDocuments(shared, interval_s=3600.0), TenantBook(SECRET.encode())
+        live.follow(book.apply, TENANT_KIND, KEY_KIND)
+        try:
+            await live.start()
+            yield book
+        finally:
+            await live.aclose()
 
 
 async def make_key(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -86,11 +86,11 @@ async def test_no_key_is_in_redis(url: str, capsys: pytest.CaptureFixture[str]) 
     """Redis, its history and its audit hold no key."""
     await pdd("tenant", "add", "acme")
     key = await make_key(capsys)
-    client = connect(url)
-    store = DocumentStore(client)
-    documents = [*await store.all_of(KEY_KIND), *await store.history(KEY_KIND, key.split("_")[1])]
-    dump = b"".join([await client.dump(name) or b"" async for name in client.scan_iter()])
-    await client.aclose()
+    async with open_documents(url) as store:
+        documents = [*await store.all_of(KEY_KIND), *await store.history(KEY_KIND, key.split("_")[1])]
+        dump = b"".join(
+            [await store.redis.commands.dump(name) or b"" async for name in store.redis.commands.scan_iter()]
+        )
     random_part = key.rsplit("_", 1)[1]
     assert len(documents) == 2 and not any(random_part in document.body for document in documents)
     assert random_part.encode() not in dump
@@ -111,12 +111,11 @@ async def test_what_cannot_be_done_changes_nothing(
 ) -> None:
     """A wrong name or version is said, with status 1, and nothing is stored."""
     await pdd("tenant", "add", "acme")
-    client = connect(url)
-    before = (await DocumentStore(client).read((TENANT_KIND, KEY_KIND))).revision
-    assert await pdd(*arguments) == 1
-    assert message in capsys.readouterr().err
-    assert (await DocumentStore(client).read((TENANT_KIND, KEY_KIND))).revision == before
-    await client.aclose()
+    async with open_documents(url) as store:
+        before = (await store.read((TENANT_KIND, KEY_KIND))).revision
+        assert await pdd(*arguments) == 1
+        assert message in capsys.readouterr().err
+        assert (await store.read((TENANT_KIND, KEY_KIND))).revision == before
 
 
 async def test_without_the_secret_no_key_is_made(
@@ -132,10 +131,11 @@ async def test_without_the_secret_no_key_is_made(
 async def test_usage(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What a gateway counted is shown by tenant and model, as JSON and as a table."""
     await pdd("tenant", "add", "acme")
-    usage = UsageMeter(url, CollectorRegistry())
-    usage.note("acme", "m", Use(2, 100, 10, 1, 2, 3, cost=0.5))
-    usage.note("default", "m", Use(1))
-    await usage.aclose()
+    async with SharedRedis(url) as shared:
+        usage = UsageMeter(shared, CollectorRegistry())
+        usage.note("acme", "m", Use(2, 100, 10, 1, 2, 3, cost=0.5))
+        usage.note("default", "m", Use(1))
+        await usage.aclose()
     capsys.readouterr()
     assert await pdd("usage", "--since", "7d", "--json") == 0
     found = json.loads(capsys.readouterr().out)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.config.document_store import Ack, BadDocument, Conflict, DocumentStore
-from gateway.redis.client import connect
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 pytestmark = pytest.mark.slow
 
@@ -16,12 +15,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 async def store() -> AsyncGenerator[DocumentStore, None]:
     """An empty store over a server of its own."""
-    async with run_valkey() as url:
-        client = connect(url)
-        try:
-            yield DocumentStore(client)
-        finally:
-            await client.aclose()
+    async with run_valkey() as url, open_documents(url) as store:
+        yield store
 
 
 async def test_versions_and_revisions(store: DocumentStore) -> None:
@@ -124,7 +119,7 @@ async def test_restore_into_an_empty_server(store: DocumentStore) -> None:
     await store.put("rules", "b", 1, author="x")
     await store.delete("rules", "b", author="x")
     before = await store.read(["rules"])
-    await store.client.flushall()
+    await store.redis.commands.flushall()
     assert await store.restore(before.epoch, before.revision, before.documents) == 2
     assert await store.restore(before.epoch, before.revision, before.documents) == 0
     after = await store.read(["rules"])
@@ -139,11 +134,11 @@ async def test_restore_keeps_what_is_newer(store: DocumentStore) -> None:
     new = await store.put("rules", "a", "new", author="x")
     epoch = (await store.read(["rules"])).epoch
     assert await store.restore(epoch, 2, [old]) == 0
-    await store.client.flushall()
+    await store.redis.commands.flushall()
     await store.restore(epoch, 1, [old])
     assert await store.restore(epoch, 2, [new]) == 1
     assert await store.get("rules", "a") == new
-    await store.client.flushall()
+    await store.redis.commands.flushall()
     await store.put("rules", "a", "another history", author="x")
     lost = replace(new, name="b", revision=50)
     assert await store.restore(epoch, 50, [new, lost]) == 1
@@ -168,6 +163,6 @@ async def test_living_processes(store: DocumentStore) -> None:
     assert await store.living() == acks
     await store.retire("two")
     assert await store.living() == [acks[0], acks[2]]
-    assert await DocumentStore(store.client, dead_s=0).living() == []
-    await DocumentStore(store.client, dead_s=0).acknowledge(acks[0])
+    assert await DocumentStore(store.redis, dead_s=0).living() == []
+    await DocumentStore(store.redis, dead_s=0).acknowledge(acks[0])
     assert await store.living() == []

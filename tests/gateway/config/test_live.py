@@ -12,9 +12,10 @@ import pytest
 from backends.transport.valkey import EmbeddedValkey
 from gateway.config.document_store import Document, DocumentStore, Refusal
 from gateway.config.live import DocumentsRefused, LiveDocuments
-from gateway.redis.client import connect
+from gateway.redis.client import SharedRedis
 from tests.fakes.gates import Watch
 from tests.fakes.silent_store import SilentStore
+from tests.valkey import open_documents
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,10 @@ async def run_process(url: str, interval_s: float = 0.05, bad: Sequence[str] = (
     """Be one process that follows the rules."""
     looks = Watch()
     refusals: list[Refusal] = []
-    live = LiveDocuments(url, interval_s=interval_s, timeout_s=1.0, on_look=looks.changed, on_refusal=refusals.append)
+    shared = SharedRedis(url)
+    live = LiveDocuments(
+        shared, interval_s=interval_s, timeout_s=1.0, on_look=looks.changed, on_refusal=refusals.append
+    )
     process = Process(live, looks, set(bad), refusals)
     live.follow(process.apply, "rules")
     try:
@@ -62,16 +66,14 @@ async def run_process(url: str, interval_s: float = 0.05, bad: Sequence[str] = (
         yield process
     finally:
         await live.aclose()
+        await shared.aclose()
 
 
 @pytest.fixture
 async def store(server: EmbeddedValkey) -> AsyncGenerator[DocumentStore, None]:
     """An operator's hand on the server."""
-    client = connect(server.url)
-    try:
-        yield DocumentStore(client)
-    finally:
-        await client.aclose()
+    async with open_documents(server.url) as store:
+        yield store
 
 
 async def test_every_process_is_told_at_once(server: EmbeddedValkey, store: DocumentStore) -> None:
@@ -103,7 +105,7 @@ async def test_lost_notices_heal(server: EmbeddedValkey, store: DocumentStore) -
     async with run_process(server.url) as process:
         await store.put("rules", "a", 1, author="x")
         await process.until_rules({"a": 1})
-        await SilentStore(store.client).put("rules", "a", 2, author="x")
+        await SilentStore(store.redis).put("rules", "a", 2, author="x")
         await process.until_rules({"a": 2})
         await store.put("rules", "a", 3, author="x")
         await process.until_rules({"a": 3})
@@ -167,7 +169,7 @@ async def test_empty_restart_is_put_back(server: EmbeddedValkey, store: Document
         assert (await one.live.describe("rules"))["processes"] is None
         await server.stop()
         await server.start()
-        await store.client.connection_pool.disconnect()
+        await store.redis.commands.connection_pool.disconnect()
         for process in (one, other):
             await process.until_rules({"a": 2})
         assert await store.get("rules", "a") == last
@@ -184,7 +186,7 @@ async def test_write_before_the_processes_see_the_loss(server: EmbeddedValkey, s
         await store.put("rules", "a", "old", author="x")
         await store.put("rules", "b", "kept", author="x")
         await process.until_rules({"a": "old", "b": "kept"})
-        await store.client.flushall()
+        await store.redis.commands.flushall()
         await store.put("rules", "a", "new", author="x")
         await process.until_rules({"a": "new", "b": "kept"})
         assert [one.value for one in await store.all_of("rules")] == ["new", "kept"]
@@ -197,7 +199,7 @@ async def test_evicted_documents_are_put_back(server: EmbeddedValkey, store: Doc
         await process.until_rules({"a": 1})
         for key in ("documents:rules", "meta", "changes"):
             before = process.live.revision
-            await store.client.delete(f"pdd:{{control}}:{key}")
+            await store.redis.commands.delete(f"pdd:{{control}}:{key}")
             assert await process.live.look()
             assert [one.value for one in await store.all_of("rules")] == [1]
             assert process.live.revision == before
@@ -215,7 +217,7 @@ async def test_an_older_copy_is_brought_forward(server: EmbeddedValkey, store: D
         await store.put("rules", "a", 2, author="x")
         await store.delete("rules", "b", author="x")
         await process.until_rules({"a": 2})
-        await store.client.flushall()
+        await store.redis.commands.flushall()
         await store.restore(old.epoch, old.revision, old.documents)
         assert await process.live.look()
         assert {one.name: one.value for one in await store.all_of("rules")} == {"a": 2}

@@ -7,12 +7,13 @@ from backends.kv.subscriber import EventSource
 from gateway.index.shared import RedisIndex
 from gateway.index.store import StoreLimits
 from gateway.index.types import CacheSpec
+from gateway.redis.client import SharedRedis
 
 
 async def main(url: str, prefix: str, endpoint: str, replay_endpoint: str) -> None:
     """Run the index of one gateway process."""
     changed = asyncio.Event()
-    index = RedisIndex(url, prefix=prefix, limits=StoreLimits(lease_s=0.6), on_change=changed.set)
+    index = RedisIndex(SharedRedis(url), prefix=prefix, limits=StoreLimits(lease_s=0.6), on_change=changed.set)
     index.add_instance(CacheSpec("md1", "qwen", 16, (EventSource(endpoint, replay_endpoint),)))
     await index.start()
     while not index.stats().instances["md1"].known:

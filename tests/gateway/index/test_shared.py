@@ -21,6 +21,7 @@ from gateway.index.mirror import CacheDelta
 from gateway.index.shared import RedisIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheHit, CacheSpec
+from gateway.redis.client import SharedRedis
 from tests.conformance.index_suite import HASHES, MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
 from tests.gateway.index.publisher import Publisher, removed, run_publisher, stored
 
@@ -46,8 +47,9 @@ async def rigs(server: EmbeddedValkey) -> AsyncGenerator[Rigs, None]:
 
         async def start() -> Rig:
             changes, clock = Changes(), Clock()
+            shared = await stack.enter_async_context(SharedRedis(server.url))
             index = RedisIndex(
-                server.url,
+                shared,
                 key=b"secret",
                 predicted_ttl_s=100.0,
                 times=TIMES,
@@ -69,6 +71,18 @@ async def client(server: EmbeddedValkey) -> AsyncGenerator["redis.asyncio.Redis"
     """Talk to the server directly."""
     async with redis.asyncio.Redis.from_url(server.url) as connection:
         yield connection
+
+
+@pytest.fixture
+async def shared(server: EmbeddedValkey) -> AsyncGenerator[SharedRedis, None]:
+    """One more process's way to the server."""
+    async with SharedRedis(server.url) as opened:
+        yield opened
+
+
+def open_store(shared: SharedRedis, limits: StoreLimits) -> ModelStore:
+    """Return a hand on the state of the model."""
+    return ModelStore(shared.client("index", limits.reply_s), "pdd", MODEL, limits)
 
 
 async def follow(rig: Rig, publisher: Publisher) -> None:
@@ -184,9 +198,10 @@ async def test_redis_restart_heals() -> None:
     async with EmbeddedValkey() as probe:
         port = probe.port
     changes, clock = Changes(), Clock()
-    index = RedisIndex(f"redis://127.0.0.1:{port}", times=TIMES, limits=LIMITS, now=clock, on_change=changes)
+    shared = SharedRedis(f"redis://127.0.0.1:{port}")
+    index = RedisIndex(shared, times=TIMES, limits=LIMITS, now=clock, on_change=changes)
     rig = Rig(index, changes, clock)
-    async with rig.resources, run_publisher() as engine:
+    async with shared, rig.resources, run_publisher() as engine:
         await index.start()
         await follow(rig, engine)
         assert rig.hit().tokens is None
@@ -222,11 +237,11 @@ async def test_evicted_set_is_written_again(rigs: Rigs, client: "redis.asyncio.R
     await second.until_tokens(160)
 
 
-async def test_hung_redis_stops_nothing(server: EmbeddedValkey) -> None:
+async def test_hung_redis_stops_nothing(server: EmbeddedValkey, shared: SharedRedis) -> None:
     """While Redis accepts connections and never answers, events still reach this process's lookups."""
     changes, clock = Changes(), Clock()
     limits = StoreLimits(lease_s=0.6, reply_s=0.3)
-    index = RedisIndex(server.url, times=TIMES, limits=limits, now=clock, on_change=changes)
+    index = RedisIndex(shared, times=TIMES, limits=limits, now=clock, on_change=changes)
     rig = Rig(index, changes, clock)
     async with rig.resources:
         await index.start()
@@ -244,9 +259,11 @@ async def test_hung_redis_stops_nothing(server: EmbeddedValkey) -> None:
         await index.aclose()
 
 
-async def test_instance_that_nobody_follows_becomes_unknown(rigs: Rigs, client: "redis.asyncio.Redis") -> None:
+async def test_instance_that_nobody_follows_becomes_unknown(
+    rigs: Rigs, client: "redis.asyncio.Redis", shared: SharedRedis
+) -> None:
     """When an instance's state is gone from Redis for long, what was known of it is not trusted any more."""
-    store = ModelStore(client, "pdd", MODEL, LONG_LEASE)
+    store = open_store(shared, LONG_LEASE)
     spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     assert await store.hold(spec, "other") == 0
     (lease,) = [key async for key in client.scan_iter("*:lease:*")]
@@ -339,9 +356,9 @@ async def test_restarts_do_not_pile_up(rigs: Rigs, client: "redis.asyncio.Redis"
     assert names == {b"md1@boot4"}
 
 
-async def test_zombie_cannot_write(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
+async def test_zombie_cannot_write(shared: SharedRedis) -> None:
     """Who lost the lease, or works on an earlier generation, changes nothing."""
-    store = ModelStore(client, "pdd", MODEL, LONG_LEASE)
+    store = open_store(shared, LONG_LEASE)
     spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     change = Change(CacheDelta(held=[1]))
     assert await store.hold(spec, "one") == 0
@@ -363,10 +380,10 @@ async def test_zombie_cannot_write(server: EmbeddedValkey, client: "redis.asynci
     assert await store.states([spec]) == [None]
 
 
-async def test_large_changes_are_written_in_parts(server: EmbeddedValkey, client: "redis.asyncio.Redis") -> None:
+async def test_large_changes_are_written_in_parts(shared: SharedRedis) -> None:
     """A change of more blocks than one entry holds arrives whole."""
     limits = StoreLimits(lease_s=60.0, delta_blocks=3)
-    store = ModelStore(client, "pdd", MODEL, limits)
+    store = open_store(shared, limits)
     spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
     assert await store.hold(spec, "one") == 0
     gen = await store.open(spec, "one")

@@ -14,6 +14,7 @@ import redis.asyncio
 from backends.transport.valkey import EmbeddedValkey
 from gateway.limits.buckets import Lease, Left, LimitReached, RateLimitStatus, Rates, RequestTooLarge
 from gateway.limits.rate_limiter import RateLimiter
+from gateway.redis.client import SharedRedis
 from tests.fakes.gates import Watch
 from tests.gateway.fleet.seams import Clock
 
@@ -29,11 +30,17 @@ class Process:
         self.clock = Clock()
         options = {"timeout_s": UNHURRIED_S, "interval_s": 0.02} | times
         self.exchange_count = 0
-        self.gate = RateLimiter(url, lambda: processes, clock=self.clock, on_exchange=self._note, **options)
+        self.redis = SharedRedis(url)
+        self.gate = RateLimiter(self.redis, lambda: processes, clock=self.clock, on_exchange=self._note, **options)
 
     def _note(self) -> None:
         self.exchange_count += 1
         self.exchanges.changed()
+
+    async def aclose(self) -> None:
+        """End as a process does."""
+        await self.gate.aclose()
+        await self.redis.aclose()
 
     async def exchanged(self) -> None:
         """Wait for one more exchange with Redis."""
@@ -62,7 +69,7 @@ async def run_processes(url: str, count: int, **times: Any) -> AsyncGenerator[li
         processes = [Process(url, count, **times) for _ in range(count)]
         for process in processes:
             await process.gate.start()
-            stack.push_async_callback(process.gate.aclose)
+            stack.push_async_callback(process.aclose)
         yield processes
 
 
@@ -254,7 +261,7 @@ async def test_a_killed_process_frees_its_slots(server: EmbeddedValkey) -> None:
             while not await is_admitted(living, rates):
                 await living.exchanged()
         await living.refusal(rates)
-        await dead.gate.aclose()
+        await dead.aclose()
 
 
 async def test_a_hung_redis_costs_one_short_wait(server: EmbeddedValkey) -> None:

@@ -6,12 +6,13 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
-import redis.asyncio
 from prometheus_client import CollectorRegistry
 
 from backends.transport.valkey import EmbeddedValkey
 from gateway.limits.usage import HOUR_S, UsageMeter, Use, read_usage, use_of_slo
+from gateway.redis.client import RedisClient, SharedRedis
 from tests.gateway.fleet.seams import Clock
+from tests.valkey import open_client
 
 NOW_S = 1000.0 * HOUR_S
 
@@ -19,24 +20,25 @@ NOW_S = 1000.0 * HOUR_S
 @asynccontextmanager
 async def run_usage(url: str, clock: Clock | None = None, timeout_s: float = 5.0) -> AsyncGenerator[UsageMeter, None]:
     """Count in one process; its background task does not run."""
-    usage = UsageMeter(url, CollectorRegistry(), clock=clock or Clock(NOW_S), timeout_s=timeout_s)
-    try:
-        yield usage
-    finally:
-        await usage.aclose()
+    async with SharedRedis(url) as shared:
+        usage = UsageMeter(shared, CollectorRegistry(), clock=clock or Clock(NOW_S), timeout_s=timeout_s)
+        try:
+            yield usage
+        finally:
+            await usage.aclose()
 
 
 @pytest.fixture
-async def client(server: EmbeddedValkey) -> AsyncGenerator[redis.asyncio.Redis, None]:
+async def client(server: EmbeddedValkey) -> AsyncGenerator[RedisClient, None]:
     """Look into the server."""
-    async with redis.asyncio.Redis.from_url(server.url) as opened:
+    async with open_client(server.url) as opened:
         yield opened
 
 
 pytestmark = pytest.mark.slow
 
 
-async def test_processes_add_up_by_model_and_hour(server: EmbeddedValkey, client: redis.asyncio.Redis) -> None:
+async def test_processes_add_up_by_model_and_hour(server: EmbeddedValkey, client: RedisClient) -> None:
     """What two processes counted is one sum for each model, and hours are told apart."""
     clock = Clock(NOW_S)
     async with run_usage(server.url, clock) as one, run_usage(server.url, clock) as other:
@@ -54,18 +56,18 @@ async def test_processes_add_up_by_model_and_hour(server: EmbeddedValkey, client
     assert await read_usage(client, "t", 990, 999) == {}
 
 
-async def test_tenants_are_apart_and_unnamed(server: EmbeddedValkey, client: redis.asyncio.Redis) -> None:
+async def test_tenants_are_apart_and_unnamed(server: EmbeddedValkey, client: RedisClient) -> None:
     """One tenant's use is no other's; tenants' names are not in Redis, and hours end by themselves."""
     async with run_usage(server.url) as usage:
         usage.note("acme", "m", Use(1))
         usage.note("other", "m", Use(2))
     assert (await read_usage(client, "acme", 1000, 1000))["m"].requests == 1
-    keys = [key async for key in client.scan_iter()]
+    keys = [key async for key in client.commands.scan_iter()]
     assert len(keys) == 2 and not any(b"acme" in key or b"other" in key for key in keys)
-    assert all([await client.ttl(key) > 89 * 86_400 for key in keys])
+    assert all([await client.commands.ttl(key) > 89 * 86_400 for key in keys])
 
 
-async def test_a_batch_that_is_sent_twice_counts_once(server: EmbeddedValkey, client: redis.asyncio.Redis) -> None:
+async def test_a_batch_that_is_sent_twice_counts_once(server: EmbeddedValkey, client: RedisClient) -> None:
     """When Redis does not answer in time the counts wait, and are not counted twice should it have heard them."""
     async with run_usage(server.url, timeout_s=0.2) as usage:
         usage.note("t", "m", Use(1))
@@ -83,13 +85,13 @@ async def test_a_batch_that_is_sent_twice_counts_once(server: EmbeddedValkey, cl
     assert (await read_usage(client, "t", 1000, 1000))["m"].requests == 3
 
 
-async def test_a_normal_end_loses_nothing(server: EmbeddedValkey, client: redis.asyncio.Redis) -> None:
+async def test_a_normal_end_loses_nothing(server: EmbeddedValkey, client: RedisClient) -> None:
     """What was counted in the last moment is in Redis when the process has ended, however many tenants there are."""
     async with run_usage(server.url) as usage:
         await usage.start()
         for number in range(600):
             usage.note(f"t{number}", "m", Use(1))
-    assert await client.dbsize() == 600
+    assert await client.commands.dbsize() == 600
 
 
 async def test_metrics_name_the_tenant() -> None:

@@ -1,6 +1,5 @@
-"""The steps in Redis that hold the limits. Keys of a tenant: buckets, a hash, and slots, leases by their expiry."""
-
-ADMIT = """
+-- Keys of a tenant: buckets, a hash, and slots, leases by their expiry.
+--
 -- KEYS: buckets, slots. ARGV: lease, its ms to live, then requests a minute, tokens a minute and answers at once
 -- (-1: no limit), tokens to take. Takes everything or nothing.
 -- Returns who refused (0: nobody, 1 requests, 2 tokens, 3 slots), ms to wait, requests left, ms until they are whole,
@@ -45,20 +44,3 @@ for at = 1, 2 do
   table.insert(reply, level[at] and math.ceil((most[at] - left) * 60000 / most[at]) or 0)
 end
 return reply
-"""
-
-SETTLE = """
--- KEYS: buckets, slots. ARGV: lease, tokens that it took and did not use (below 0: it used more). A lease that is not
--- held any more was settled before, or has run out.
-if redis.call('ZREM', KEYS[2], ARGV[1]) == 1 and redis.call('HEXISTS', KEYS[1], 'tokens') == 1 then
-  redis.call('HINCRBYFLOAT', KEYS[1], 'tokens', ARGV[2])
-end
-"""
-
-RENEW = """
--- KEYS: slots. ARGV: ms to live, leases.
-local time = redis.call('TIME')
-local until_ms = time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[1]
-for at = 2, #ARGV do redis.call('ZADD', KEYS[1], until_ms, ARGV[at]) end
-redis.call('PEXPIRE', KEYS[1], ARGV[1])
-"""

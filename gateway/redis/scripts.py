@@ -1,0 +1,9 @@
+"""The steps that must be one step in Redis: a Lua file each in ``lua``, named after whose state it changes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+SCRIPTS: Mapping[str, str] = {
+    path.stem: path.read_text(encoding="utf-8") for path in sorted((Path(__file__).parent / "lua").glob("*.lua"))
+}
+"""Source by name. Read at import, as nothing may read files once the event loop runs."""
