@@ -84,8 +84,7 @@ class _StatsCollector(Collector):
             if instance.update_age_s is not None:
                 age.add_metric([instance_id], instance.update_age_s)
         yield from (blocks, known, age)
-        if stats.redis_up is not None:
-            yield GaugeMetricFamily("pdd_index_redis_up", "The same as pdd_redis_up", value=stats.redis_up)
+        yield GaugeMetricFamily("pdd_index_redis_up", "The same as pdd_redis_up", value=stats.redis_up)
         for name, meaning in COUNTERS.items():
             help_text = meaning[0].upper() + meaning[1:]
             yield CounterMetricFamily(f"pdd_index_{name}", help_text, value=stats.counters.get(name, 0))

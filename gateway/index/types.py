@@ -64,12 +64,12 @@ class IndexStats:
     """State of the index in this process.
 
     ``counters`` holds counts since the start, by the names in ``gateway.index.types``; one that is absent is 0.
-    ``redis_up``: see ``SharedRedis.up``; None: this index uses no Redis.
+    ``redis_up``: see ``SharedRedis.up``.
     """
 
     instances: Mapping[str, InstanceStats]
     counters: Mapping[str, int]
-    redis_up: bool | None
+    redis_up: bool
 
 
 class PrefixIndex(Protocol):

@@ -70,11 +70,11 @@ UsageHour = tuple[str, int]
 
 
 class UsageMeter:
-    """Counts. ``redis`` None: only the metrics. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
+    """Counts. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
 
     def __init__(
         self,
-        redis: SharedRedis | None,
+        redis: SharedRedis,
         registry: CollectorRegistry,
         prefix: str = "pdd",
         *,
@@ -92,7 +92,7 @@ class UsageMeter:
         self._new: dict[UsageHour, dict[str, Use]] = {}
         self._sent: dict[UsageHour, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
-        self._redis = redis.client("usage", timeout_s) if redis is not None else None
+        self._redis = redis.client("usage", timeout_s)
         self._counters = {
             name: Counter(f"pdd_tenant_{name}", text, ["tenant"], registry=registry)
             for name, text in (
@@ -113,9 +113,8 @@ class UsageMeter:
 
     def note(self, tenant: str, model: str, use: Use) -> None:
         """Count. ``tenant`` must be one that was identified, as it becomes a label."""
-        if self._redis is not None:
-            hour = int(self._clock()) // HOUR_S
-            self._new.setdefault((tenant, hour), {}).setdefault(model, Use()).add(use)
+        hour = int(self._clock()) // HOUR_S
+        self._new.setdefault((tenant, hour), {}).setdefault(model, Use()).add(use)
         completion = use.p_tokens + use.rld_tokens + use.md_tokens + use.other_tokens
         for name, counter in self._counters.items():
             amount = completion if name == "completion_tokens" else getattr(use, name)
@@ -127,8 +126,7 @@ class UsageMeter:
 
     async def start(self) -> None:
         """Share in the background from here on."""
-        if self._redis is not None:
-            self._task = asyncio.create_task(run_every(self._interval_s, self.flush))
+        self._task = asyncio.create_task(run_every(self._interval_s, self.flush))
 
     async def aclose(self) -> None:
         """Share what is left, if Redis answers, and end."""
@@ -146,7 +144,7 @@ class UsageMeter:
                 self._sent[bucket] = _Batch(self._number, self._new.pop(bucket))
         sent = dict(self._sent)
         try:
-            if self._redis is not None and sent:
+            if sent:
                 async with self._redis.step():
                     await self._send(self._redis, sent)
         except AWAY:

@@ -43,7 +43,7 @@ class KnownIndex:
 
     def stats(self) -> IndexStats:
         """Nothing to count."""
-        return IndexStats(instances={}, counters={}, redis_up=None)
+        return IndexStats(instances={}, counters={}, redis_up=True)
 
     async def aclose(self) -> None:
         """Nothing to stop."""

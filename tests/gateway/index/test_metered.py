@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import gateway.index.types
-from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import COUNTERS, CacheSpec
 from tests.conformance.index_suite import MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
+from tests.fakes.memory_index import MemoryIndex
 
 
 class TestMeteredIndex(IndexSuite):
@@ -45,7 +45,7 @@ def test_state_is_scraped() -> None:
     assert 'pdd_index_lookup_seconds_count{model="qwen"} 1.0' in text
     assert "pdd_index_lookups_total 2.0" in text
     assert "of-a-client" not in text
-    assert "redis_up" not in text
+    assert "pdd_index_redis_up 1.0" in text
     assert all(f"pdd_index_{name}_total" in text for name in COUNTERS)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from tests.fakes.engine import FakeEngine, Receive, Send, answer
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
@@ -59,7 +60,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: SharedRedis) -> AsyncIterator[Rig]:
     """Everything, up and asked once; the upstreams' watch rests from then on."""
     monkeypatch.setenv("UPSTREAM_KEY", "upstream-secret")
     async with (
@@ -84,7 +85,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             }
         )
         async with (
-            await asyncio.to_thread(Gateway, settings, KnownIndex({})) as gateway,
+            await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis) as gateway,
             AppServer(gateway.app) as server,
             httpx.AsyncClient(base_url=server.url, timeout=10) as client,
         ):

@@ -15,6 +15,7 @@ from backends.errors import BackendError, EngineFailed, EngineRejected, EngineTi
 from gateway.app import Gateway
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from policies.rules import parse_rules
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
@@ -22,6 +23,7 @@ from tests.fakes.index import KnownIndex
 from tests.fakes.provider import SPOKEN, FakeProvider
 from tests.fakes.server import AppServer
 from tests.gateway.model_dir import model_dir
+from tests.valkey import make_away
 
 __all__ = ["model_dir"]
 
@@ -60,7 +62,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: SharedRedis) -> AsyncIterator[Rig]:
     """Everything, up."""
     monkeypatch.setenv("PROVIDER_KEY", "provider-secret")
     provider = FakeProvider()
@@ -81,7 +83,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             }
         )
         async with (
-            await asyncio.to_thread(Gateway, settings, KnownIndex({}), provider=provider) as gateway,
+            await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis, provider=provider) as gateway,
             AppServer(gateway.app) as server,
             httpx.AsyncClient(base_url=server.url, timeout=10) as client,
         ):
@@ -220,7 +222,7 @@ def test_bad_settings_stop_the_start(model_dir: Path, monkeypatch: pytest.Monkey
         "external": [{"model": "openai/gpt", "api_key_env": "NO_SUCH_KEY"}],
     }
     with pytest.raises(BadSettings, match=r"external\[openai/gpt\]\.api_key_env: NO_SUCH_KEY is not set"):
-        Gateway(parse_settings(document), KnownIndex({}), provider=FakeProvider())
+        Gateway(parse_settings(document), KnownIndex({}), make_away(), provider=FakeProvider())
     with pytest.raises(BadSettings, match=r"external\[\]\.model: 'openai/gpt' stands twice"):
         parse_settings(document | {"external": document["external"] * 2})
     with pytest.raises(BadSettings, match=r"rules\.overflow\.model: 'openai/other' is not in external"):
