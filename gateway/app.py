@@ -52,7 +52,17 @@ PRIVATE_REDIS_BYTES = 512 << 20
 
 @asynccontextmanager
 async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIterator["Gateway"]:
-    """Run a gateway until the block ends; with a private Valkey where no Redis is named. Raises BadSettings."""
+    """Run a gateway until the block ends. Raises BadSettings."""
+    async with open_redis(settings) as redis:
+        if find_redis(settings) is None:
+            log.warning("no redis_url: state is in a private server and ends with this process")
+        async with Gateway(settings, open_index(settings, redis), redis, has_rules) as gateway:
+            yield gateway
+
+
+@asynccontextmanager
+async def open_redis(settings: Settings) -> AsyncIterator[SharedRedis]:
+    """Give the Redis that is named, or a private Valkey that ends with the block. Raises BadSettings."""
     async with AsyncExitStack() as stack:
         redis_url = find_redis(settings)
         if redis_url is None:
@@ -61,25 +71,22 @@ async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIter
             except ValkeyUnavailable as error:
                 raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
             redis_url = server.url
-            log.warning("no redis_url: state is in a private server at %s and ends with this process", redis_url)
-        redis = await stack.enter_async_context(SharedRedis(redis_url))
-        yield await stack.enter_async_context(Gateway(settings, open_index(settings, redis), redis, has_rules))
+        yield await stack.enter_async_context(SharedRedis(redis_url))
 
 
 class Gateway:
     """Everything of one gateway process; ``app`` is served while the object is entered, and ``admin_app`` where the
     settings give it an address.
 
-    ``redis`` None: what is learnt is not shared with other processes, and only the settings tell the rules.
-    ``has_rules``: those rules may be used also before Redis was asked for others. ``provider``
-    asks external models, in place of LiteLLM. Raises BadSettings.
+    ``has_rules``: the settings' rules may be used also before Redis was asked for others. ``provider`` asks external
+    models, in place of LiteLLM. Raises BadSettings.
     """
 
     def __init__(
         self,
         settings: Settings,
         index: PrefixIndex,
-        redis: SharedRedis | None = None,
+        redis: SharedRedis,
         has_rules: bool = False,
         provider: Provider | None = None,
     ) -> None:
@@ -87,18 +94,16 @@ class Gateway:
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
         self.metrics = Metrics()
-        self.live = self._follow_documents(redis) if redis else None
-        self.rulebook = RuleBook(settings.rules, known=self.live is None or has_rules)
-        if self.live is not None:
-            self.live.follow(self.rulebook.apply, RULES)
+        self.live = self._follow_documents(redis)
+        self.rulebook = RuleBook(settings.rules, known=has_rules)
+        self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner()
         self.timelines = Timelines(time.monotonic)
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
         self.pools, self.links = self.topology.pools, self.topology.links
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
-        if self.live is not None:
-            self.live.follow(self.topology.apply, TOPOLOGY)
+        self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
@@ -108,7 +113,7 @@ class Gateway:
             self.metrics,
         )
         learning = Learning(time.monotonic)
-        self.ledger = Ledger(redis, learning, list(self.served)) if redis else None
+        self.ledger = Ledger(redis, learning, list(self.served))
         self.tenancy = Tenancy(
             settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._count_places
         )
@@ -137,24 +142,15 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         stack = self._stack
-        for served in self.served.values():
-            stack.callback(served.close)
-        await self.index.start()
-        stack.push_async_callback(self.index.aclose)
-        if self.ledger is not None:
-            await self.ledger.start()
-            stack.push_async_callback(self.ledger.aclose)
+        await self._start_index()
+        await self.ledger.start()
+        stack.push_async_callback(self.ledger.aclose)
         await self.tenancy.start()
         stack.push_async_callback(self.tenancy.aclose)
-        if self.live is not None:
-            await self.live.start()
-            stack.push_async_callback(self.live.aclose)
-        stack.push_async_callback(self.topology.aclose)
-        await self.topology.start()
+        await self.live.start()
+        stack.push_async_callback(self.live.aclose)
+        await self._watch_fleet()
         stack.push_async_callback(self.aligner.aclose)
-        for pods in self._discovery:
-            await pods.start()
-            stack.push_async_callback(pods.aclose)
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
@@ -171,6 +167,27 @@ class Gateway:
     ) -> None:
         await self._stack.aclose()
 
+    @asynccontextmanager
+    async def observing(self) -> AsyncIterator[None]:
+        """Look at the fleet and the index, in place of entering it: no other process learns of this one."""
+        async with self._stack:
+            await self._start_index()
+            await self._watch_fleet()
+            yield
+
+    async def _start_index(self) -> None:
+        for served in self.served.values():
+            self._stack.callback(served.close)
+        await self.index.start()
+        self._stack.push_async_callback(self.index.aclose)
+
+    async def _watch_fleet(self) -> None:
+        self._stack.push_async_callback(self.topology.aclose)
+        await self.topology.start()
+        for pods in self._discovery:
+            await pods.start()
+            self._stack.push_async_callback(pods.aclose)
+
     def drain(self) -> None:
         """Say at ``/ready`` that no more requests are wanted; those that run go on."""
         self.status.is_draining = True
@@ -179,7 +196,7 @@ class Gateway:
         """End the answers that still run, and tell their clients."""
         self.tenancy.access.clients.cut_off()
 
-    def _make_status(self, redis: SharedRedis | None) -> Status:
+    def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
             served=list(self.served),
             pools=self.pools,
@@ -214,7 +231,7 @@ class Gateway:
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 
     def _count_processes(self) -> int:
-        return self.ledger.peers + 1 if self.ledger is not None else 1
+        return self.ledger.peers + 1
 
     def _count_places(self, model: str) -> int:
         return sum(i.spec.max_running for i in self.pools.of_model(model) if i.spec.role is Role.MD)

@@ -29,9 +29,9 @@ class Status:
     pools: Pools
     aligner: Aligner
     passing: PassthroughService
-    redis: SharedRedis | None
-    ledger: Ledger | None
-    live: LiveDocuments | None
+    redis: SharedRedis
+    ledger: Ledger
+    live: LiveDocuments
     rulebook: RuleBook
     tenancy: Tenancy
     timelines: Timelines
@@ -47,7 +47,7 @@ class Status:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
         now_s = self.pools.clock()
         missing = ["the gateway is shutting down"] if self.is_draining else []
-        if self.live is not None and not self.rulebook.known:
+        if not self.rulebook.known:
             missing.append(f"rules: {self.live.find_unread(RULES)}")
         missing += self.tenancy.find_missing()
         for model in self.served:
@@ -68,7 +68,7 @@ class Status:
 
     async def show_rules(self) -> Mapping[str, Any]:
         """Return which documents are in force here, and what other processes say, as JSON values."""
-        return {} if self.live is None else await self.live.describe(RULES, TOPOLOGY)
+        return await self.live.describe(RULES, TOPOLOGY)
 
     def render_metrics(self) -> tuple[bytes, str]:
         """Return the metrics page and its content type; gauges are set now."""
@@ -85,14 +85,11 @@ class Status:
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)
-        if self.redis is not None:
-            self.metrics.shared.redis_up.set(self.redis.up)
-        if self.ledger is not None:
-            self.metrics.shared.gateways.set(self.ledger.peers + 1)
-        if self.live is not None:
-            self.metrics.shared.documents_revision.set(self.live.revision)
-            if self.live.contact_age_s is not None:
-                self.metrics.shared.documents_age.set(self.live.contact_age_s)
+        self.metrics.shared.redis_up.set(self.redis.up)
+        self.metrics.shared.gateways.set(self.ledger.peers + 1)
+        self.metrics.shared.documents_revision.set(self.live.revision)
+        if self.live.contact_age_s is not None:
+            self.metrics.shared.documents_age.set(self.live.contact_age_s)
         self.metrics.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST

@@ -28,15 +28,15 @@ INDEX_NAME_DIGITS = 8
 class Tenancy:
     """What the API asks before a request runs, as ``access``, and what is told of it afterwards, as ``usage``.
 
-    ``live`` None: there are no documents, so no keys can be known. ``processes``: gateway processes that live.
+    ``processes``: gateway processes that live.
     ``places``: answers that all MD instances of a model batch. Raises BadSettings.
     """
 
     def __init__(
         self,
         settings: Settings,
-        redis: SharedRedis | None,
-        live: LiveDocuments | None,
+        redis: SharedRedis,
+        live: LiveDocuments,
         metrics: Metrics,
         rules_of: Callable[[str, str], Rules],
         processes: Callable[[], int],
@@ -47,7 +47,7 @@ class Tenancy:
         self._metrics = metrics
         secret = find_secret(settings.auth)
         self.book = TenantBook(secret) if secret is not None else None
-        if self.book is not None and live is not None:
+        if self.book is not None:
             live.follow(self.book.apply, TENANT_KIND, KEY_KIND)
         asked = settings.admission
         self.limits = RateLimiter(redis, processes)
@@ -78,8 +78,7 @@ class Tenancy:
         """What keeps every request out."""
         if self.book is None or self.book.known:
             return []
-        why = self._live.find_unread(KEY_KIND) if self._live is not None else "there is no Redis to read them from"
-        return [f"keys: {why}"]
+        return [f"keys: {self._live.find_unread(KEY_KIND)}"]
 
     def show_metrics(self) -> None:
         """Bring the gauges up to date."""

@@ -1,4 +1,4 @@
-"""Which requests must be answered by one engine alone, and why.
+"""Which answers must be made by one engine alone, and why. Each prompt and each choice of a request is an answer.
 
 A split answer is made by two engines that share no sampler state. What an engine remembers beside the KV (a grammar's
 position, penalty counts, a random generator) is lost at the joint; a request that needs it is not split.
@@ -12,17 +12,12 @@ from policies.tenant_rules import SplittingRules
 
 @dataclass(frozen=True, slots=True)
 class RequestFeatures:
-    """The fields of a request that decide whether it may be split."""
+    """The fields of a request that decide whether its answers may be split."""
 
     structured_output: bool = False
     """JSON, regex, grammar or choice constraints."""
     forced_tool: bool = False
     """``tool_choice`` that the engine enforces with a grammar: ``required`` or a named function."""
-    n: int = 1
-    best_of: int | None = None
-    beam: bool = False
-    batch: bool = False
-    """More than one prompt."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     multi_token_bad_words: bool = False
@@ -31,10 +26,6 @@ class RequestFeatures:
     """None: not given, and engines then sample."""
     thinking_budget: bool = False
     """A bound on the tokens of the reasoning, which an engine counts over its own output."""
-    multimodal: bool = False
-    echo: bool = False
-    prompt_logprobs: bool = False
-    suffix: bool = False
     tools: bool = False
     """Tools are offered, called or not."""
     logprobs: bool = False
@@ -45,12 +36,6 @@ class RequestFeatures:
 Test = Callable[[RequestFeatures], bool]
 
 UNSPLITTABLE: tuple[tuple[str, Test], ...] = (
-    ("multimodal", lambda f: f.multimodal),
-    ("echo", lambda f: f.echo),
-    ("prompt_logprobs", lambda f: f.prompt_logprobs),
-    ("suffix", lambda f: f.suffix),
-    ("batch", lambda f: f.batch),
-    ("multi_sequence", lambda f: f.n > 1 or (f.best_of or 1) > 1 or f.beam),
     ("structured_output", lambda f: f.structured_output),
     ("forced_tool", lambda f: f.forced_tool),
     ("penalty_state", lambda f: f.presence_penalty != 0 or f.frequency_penalty != 0),
@@ -61,10 +46,6 @@ UNSPLITTABLE: tuple[tuple[str, Test], ...] = (
 )
 """Reason codes and their tests; the first that holds is the reason. repetition_penalty is absent on purpose: it counts
 prompt tokens too, so an engine that gets the eager tokens as prompt applies it alike."""
-
-WHOLE_REQUEST = frozenset({"multimodal", "echo", "prompt_logprobs", "suffix", "batch", "multi_sequence"})
-"""Reasons that leave a prefill leg nothing to do: the prompt is not plain ids, or its own positions are part of the
-answer, or there is more than one answer. Such a request passes whole to one MD."""
 
 OWN_ANSWER = frozenset({"single_token"})
 """Reasons under which P's token is the whole answer, so it is shown and nothing is split."""

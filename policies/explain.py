@@ -78,12 +78,6 @@ REASONS: Mapping[str, str] = {
     "no_prefill": "No P is up: MD computes the prompt.",
     "no_link": "No P that is up has a link to an MD: MD computes the prompt.",
     # one engine makes the whole answer
-    "multimodal": "The prompt is not text alone.",
-    "echo": "The answer repeats the prompt.",
-    "prompt_logprobs": "The prompt's own log-probabilities are asked for.",
-    "suffix": "Text is to be put in between.",
-    "batch": "There is more than one prompt.",
-    "multi_sequence": "There is more than one answer (`n`, `best_of`, beam search).",
     "structured_output": "A grammar's position would be lost at the joint.",
     "forced_tool": "A grammar for the tool's call would be lost at the joint.",
     "penalty_state": "Counts for presence or frequency penalties would be lost at the joint.",

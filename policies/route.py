@@ -7,7 +7,7 @@ tenant is pinned to regions without any MD, an RLD there takes MD's place.
 
 from collections.abc import Sequence
 
-from policies.eligibility import OWN_ANSWER, WHOLE_REQUEST
+from policies.eligibility import OWN_ANSWER
 from policies.placement import (
     Case,
     Site,
@@ -35,8 +35,6 @@ LOUD_REFUSALS = {"misaligned": "singular_misaligned", "budget_spent": "singular_
 def choose_plan(facts: Facts, snapshot: Snapshot, rules: Rules, rng: Rng) -> Decision:
     """Choose a request's plan. Raises NoInstance when nothing can serve it."""
     case = open_case(facts, snapshot, rules, rng)
-    if facts.unsplittable in WHOLE_REQUEST:
-        return pass_through(case, facts.unsplittable)
     if not snapshot.prefix_cache_effective:
         return pass_through(case, "prefix_cache_ineffective")
     feeds = find_feeds(case)
@@ -66,7 +64,7 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
         return direct("ids_missing", classic=True)
     if estimate is None or link is None:
         return direct("region_pinned" if case.stands_in else "same_region")
-    reason = _direct_reason(estimate, facts, rules)
+    reason = _direct_reason(estimate, rules)
     if reason is not None:
         return direct(reason)
     relays = find_relays(case, prefill)
@@ -80,7 +78,7 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     return case.decide(Relay(prefill.id, relay.id, main.id, LOUD_REFUSALS.get(refused, reason), route), estimate)
 
 
-def _direct_reason(estimate: Estimate, facts: Facts, rules: Rules) -> str | None:
+def _direct_reason(estimate: Estimate, rules: Rules) -> str | None:
     """Say why no relay is needed or wanted; None: the KV would come too late."""
     if estimate.worst_s == 0:
         return "under_one_chunk"
@@ -90,7 +88,7 @@ def _direct_reason(estimate: Estimate, facts: Facts, rules: Rules) -> str | None
         return "relay_not_allowed"
     if "direct" not in rules.pipelines:
         return None
-    bound_s = _gap_bound_s(facts, rules)
+    bound_s = _gap_bound_s(rules)
     if estimate.worst_s <= bound_s:
         return "short_transfer"
     if estimate.total_s is None:
@@ -98,9 +96,9 @@ def _direct_reason(estimate: Estimate, facts: Facts, rules: Rules) -> str | None
     return "hit_within_bound" if estimate.total_s <= bound_s else None
 
 
-def _gap_bound_s(facts: Facts, rules: Rules) -> float:
+def _gap_bound_s(rules: Rules) -> float:
     """Longest wait for KV that Direct may show: the bound, or the promise to the client where that is tighter."""
-    promised_s = rules.slo.gap_s if facts.slo is None else facts.slo.gap_s
+    promised_s = rules.slo.gap_s
     return rules.direct_wan_bound_s if promised_s is None else min(rules.direct_wan_bound_s, promised_s)
 
 

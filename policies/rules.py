@@ -4,6 +4,7 @@ Parsed from JSON or YAML objects, refused whole when any field is wrong. The onl
 ones that end at MD; RLD alone exists through the ``singular`` section and within its budget.
 """
 
+import math
 import re
 from typing import Annotated, Literal, TypeVar
 
@@ -156,11 +157,32 @@ class OutputLengthRules(Section, frozen=True):
 class SloRules(Section, frozen=True):
     """What the service promises; a request within it counts as good."""
 
-    ttft_s: Annotated[Seconds, Meta(description="Time to the first token.")] = 5.0
+    ttft_s: Annotated[
+        Seconds | None, Meta(description="Time to the first token, the wait for a place included. null: none.")
+    ] = 5.0
     gap_s: Annotated[
         Seconds | None, Meta(description="Longest silence inside an answer; also bounds direct. null: none.")
     ] = None
-    total_s: Annotated[Seconds, Meta(description="Time to the end of the answer.")] = 30.0
+    total_s: Annotated[
+        Seconds | None,
+        Meta(
+            description="Time to the end of the answer. null: none. `pdd_slo_requests_total` counts the answers that "
+            "keep all three, and those that do not."
+        ),
+    ] = 30.0
+
+    def judge(self, ttft_s: float, total_s: float, gap_s: float) -> bool | None:
+        """Tell whether a finished answer kept what is promised; None: nothing is."""
+        promises = ((self.ttft_s, ttft_s), (self.total_s, total_s), (self.gap_s, gap_s))
+        kept = [seen_s <= promised_s for promised_s, seen_s in promises if promised_s is not None]
+        return all(kept) if kept else None
+
+    def judge_failure(self) -> bool | None:
+        """Return the same of an answer that failed by no fault of the client's."""
+        return self.judge(math.inf, math.inf, math.inf)
+
+
+NO_SLO = SloRules(ttft_s=None, total_s=None)
 
 
 class Rules(Section, frozen=True):

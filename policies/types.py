@@ -57,15 +57,6 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Slo:
-    """What the client was promised. None: nothing."""
-
-    ttft_s: float | None = None
-    gap_s: float | None = None
-    """Longest silence inside an answer."""
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """What is known of one request before its plan is chosen."""
 
@@ -79,7 +70,6 @@ class Facts:
     """Reason code of ``policies.eligibility``."""
     tenant: str = "default"
     session: str | None = None
-    slo: Slo | None = None
     salted: bool = False
     """The tenant's KV is nobody else's to use."""
 

@@ -14,13 +14,14 @@ from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
 from gateway.config.settings import Settings
-from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.limits.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
 from policies.explain import REASONS
 from policies.rule_documents import RuleDocument
 from policies.rules import Rules
+from tests.fakes.memory_index import MemoryIndex
+from tests.valkey import make_away
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLES: dict[str, tuple[str, ...]] = {
@@ -95,7 +96,7 @@ def metric_rows() -> list[str]:
     """One row for each metric."""
     registry = Metrics().registry
     MeteredIndex(MemoryIndex(), registry)
-    UsageMeter(None, registry)
+    UsageMeter(make_away(), registry)
     found: list[Metric] = sorted(registry.collect(), key=lambda metric: metric.name)
     return [f"| `{_exposed(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
 

@@ -12,6 +12,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from gateway.text.model import load_model
 from tests.fakes.engine import answer, send_piece
 from tests.fakes.index import KnownIndex
@@ -83,7 +84,7 @@ async def acme(model_dir: Path) -> AsyncIterator[Acme]:
 
 
 @pytest.mark.usefixtures("installed")
-async def test_the_example_serves(acme: Acme, model_dir: Path) -> None:
+async def test_the_example_serves(acme: Acme, model_dir: Path, shared_redis: SharedRedis) -> None:
     """A chat through the gateway is what the example's engine says, and the engine was asked in its own words."""
     engine = {"model": "tiny", "region": "a", "url": acme.url, "kind": "acme", "options": {"path": "/tokens"}}
     settings = parse_settings(
@@ -95,7 +96,7 @@ async def test_the_example_serves(acme: Acme, model_dir: Path) -> None:
     )
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
     async with (
-        await asyncio.to_thread(Gateway, settings, KnownIndex({})) as gateway,
+        await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis) as gateway,
         AppServer(gateway.app) as server,
         httpx.AsyncClient(base_url=server.url) as client,
     ):

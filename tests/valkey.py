@@ -19,6 +19,19 @@ async def run_valkey(
         yield server.url
 
 
+def make_away() -> SharedRedis:
+    """Return a Redis that is not there: a process goes on without it."""
+    return SharedRedis("redis://127.0.0.1:1")
+
+
+@asynccontextmanager
+async def open_empty(url: str) -> AsyncGenerator[SharedRedis, None]:
+    """Reach a server that several tests use, one after the other, and empty it."""
+    async with SharedRedis(url) as shared:
+        await shared.client("test", REPLY_S).commands.flushall()
+        yield shared
+
+
 @asynccontextmanager
 async def open_client(url: str) -> AsyncGenerator[RedisClient, None]:
     """Reach a server as one use of it does."""

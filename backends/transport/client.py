@@ -91,11 +91,6 @@ class HttpOrigin:
         """Connections that are open, idle ones included."""
         return len(self._all)
 
-    @property
-    def idle_connections(self) -> int:
-        """Open connections that wait for a request."""
-        return len(self._idle)
-
     async def send(
         self,
         method: str,

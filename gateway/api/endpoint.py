@@ -20,7 +20,7 @@ from gateway.errors import GatewayError
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from gateway.limits.admission import Admission
-from gateway.limits.usage import Use
+from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
 from policies.rules import Rules
 
@@ -36,12 +36,15 @@ class RunningRequest:
     entry: Admission | None = None
     job: PreparedRequest | None = None
     failed: bool = False
+    slo_met: bool | None = None
+    """Whether an external answer kept the tenant's ``slo``; False also when nothing could be started."""
     outside: ExternalUsage | None = None
     """What an external provider took, once it told."""
 
-    def note_outside(self, usage: ExternalUsage) -> None:
-        """An external provider has told what its answer took."""
+    def note_outside(self, usage: ExternalUsage | None, slo_met: bool | None) -> None:
+        """An external provider's answer has ended."""
         self.outside = usage
+        self.slo_met = slo_met
 
     async def aclose(self) -> None:
         """End what runs, and leave the gate whatever comes between."""
@@ -56,16 +59,18 @@ class RunningRequest:
 
     def leave(self) -> None:
         """Leave the gate, with what the answers did cost. Idempotent."""
+        use = use_of_slo(self.slo_met)
         if self.entry is not None and self.outside is not None:
             told = self.outside
-            use = Use(1, told.prompt_tokens, other_tokens=told.completion_tokens, cost=told.cost_usd or 0.0)
+            use.add(Use(1, told.prompt_tokens, other_tokens=told.completion_tokens, cost=told.cost_usd or 0.0))
             self.entry.leave(use, told.prompt_tokens + told.completion_tokens)
         elif self.entry is not None and self.job is not None:
             completion = sum(choice.completion_tokens for choice in self.choices)
             # A request that came to nothing by no fault of the client's costs it nothing.
             prompt = 0 if self.failed and not completion else self.job.prompt_tokens
             cached = (count_cached(self.choices, self.job.n) or 0) if prompt and self.choices else 0
-            self.entry.leave(Use(1, prompt, cached), prompt + completion)
+            use.add(Use(1, prompt, cached))
+            self.entry.leave(use, prompt + completion)
 
 
 class GenerationEndpoint:
@@ -115,6 +120,7 @@ class GenerationEndpoint:
         outside = self._choose_outside(job, caller, refused=False)
         try:
             run.entry = await self._enter(job, caller, 0 if outside else len(job.requests))
+            run.job = job = job.after_waiting(run.entry.waited_s)
             await self._answer(job, value, asked.client, caller, run, outside)
         except GatewayError:
             run.failed = True
@@ -153,6 +159,7 @@ class GenerationEndpoint:
             except GatewayError as failure:
                 outside = self._choose_outside(job, caller, refused=True) if failure.code == "no_instance" else None
                 if outside is None:
+                    run.slo_met = caller.rules.slo.judge_failure() if failure.status >= 500 else None
                     raise
         if outside is not None and self._overflow is not None:
             await self._overflow.answer(outside, job, value, client, entry_headers, run.note_outside)

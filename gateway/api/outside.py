@@ -56,9 +56,10 @@ class OverflowAnswers(Protocol):
         value: JsonObject,
         client: Client,
         headers: HeaderLines,
-        note: Callable[[ExternalUsage], None],
+        note: Callable[[ExternalUsage | None, bool | None], None],
     ) -> None:
-        """Answer from outside, to the end. ``headers`` go out with the answer; ``note`` is told what it took.
+        """Answer from outside, to the end. ``headers`` go out with the answer; ``note`` is told what it took,
+        and whether the tenant's ``slo`` was met.
 
         Raises GatewayError while nothing was sent.
         """

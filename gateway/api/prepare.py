@@ -75,6 +75,12 @@ class PreparedRequest:
         context = self.model.context_tokens
         return sum(context - len(one.prompt) if one.max_tokens is None else one.max_tokens for one in self.requests)
 
+    def after_waiting(self, waited_s: float) -> "PreparedRequest":
+        """Return the same request, which has waited for a place."""
+        if not waited_s:
+            return self
+        return replace(self, requests=tuple(replace(one, waited_s=waited_s) for one in self.requests))
+
     @property
     def shows_ids(self) -> bool:
         """Say whether a chunk is of use also where its ids are no text yet."""

@@ -201,9 +201,6 @@ class CompletionChoice(Struct):
     token_ids: tuple[int, ...] | UnsetType = UNSET
 
 
-ChoiceBody = ChatChunkChoice | ChatChoice | CompletionChoice
-
-
 class AnswerBody(Struct):
     """A whole answer or one chunk of a stream; ``object`` says which."""
 

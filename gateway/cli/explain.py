@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Explain one request; the exit status."""
 
     async def ask(settings: Settings, body: bytes) -> dict[str, Any]:
-        async with open_observer(settings) as gateway:
-            return await explain(gateway, body, args.tenant)
+        async with open_observer(settings) as seen:
+            return await explain(seen.gateway, body, args.tenant)
 
     def show(explained: dict[str, Any]) -> None:
         if args.json:

@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.app import Gateway
 from gateway.cli.observe import (
     CannotInspect,
+    Observer,
     add_config,
     add_tenant,
     open_observer,
@@ -24,7 +24,6 @@ from gateway.cli.observe import (
 from gateway.config.settings import Settings, load_settings
 from gateway.errors import GatewayError
 from gateway.http.body import JsonObject, parse_object
-from gateway.index.shared import RedisIndex
 
 WIDTH = 120
 
@@ -45,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
     """Show the index; the exit status."""
 
     async def ask(settings: Settings, body: bytes | None) -> dict[str, Any]:
-        async with open_observer(settings) as gateway:
-            return await find_stats(gateway) if body is None else await look_up(gateway, args.model, body, args.tenant)
+        async with open_observer(settings) as seen:
+            return await find_stats(seen) if body is None else await look_up(seen, args.model, body, args.tenant)
 
     def work() -> Coroutine[None, None, dict[str, Any]]:
         return ask(load_settings(args.config), read_file(args.prompt) if args.action == "lookup" else None)
@@ -54,30 +53,30 @@ def run(args: argparse.Namespace) -> int:
     return run_to_end(f"index {args.action}", work, print_json if args.json else print_found)
 
 
-async def find_stats(gateway: Gateway) -> dict[str, Any]:
+async def find_stats(seen: Observer) -> dict[str, Any]:
     """Return ``instances``: what is known of each; None where its engine cannot be asked what it is.
 
     ``update_age_s`` says for how long nobody has confirmed that the entries are those of the engine.
     """
-    index = gateway.index
-    found = {name: asdict(stats) for name, stats in sorted(index.stats().instances.items())}
-    if isinstance(index, RedisIndex):
-        for name, age_s in (await index.ages()).items():
-            found[name]["update_age_s"] = age_s
-    away = {instance.spec.id: None for instance in gateway.pools.instances if instance.spec.id not in found}
+    ages = await seen.index.ages()
+    found = {
+        name: asdict(stats) | {"update_age_s": ages.get(name)}
+        for name, stats in sorted(seen.index.stats().instances.items())
+    }
+    away = {instance.spec.id: None for instance in seen.gateway.pools.instances if instance.spec.id not in found}
     return {"instances": found | away}
 
 
-async def look_up(gateway: Gateway, model: str, body: bytes, tenant: str) -> dict[str, Any]:
+async def look_up(seen: Observer, model: str, body: bytes, tenant: str) -> dict[str, Any]:
     """Return ``prompt_tokens`` and, by instance, the hit of a tenant's prompt and its age.
 
     Raises GatewayError, CannotInspect and GatewayError.
     """
-    request = (await prepare(gateway, as_request(body) | {"model": model}, len(body), tenant)).requests[0]
+    request = (await prepare(seen.gateway, as_request(body) | {"model": model}, len(body), tenant)).requests[0]
     prompt = request.prompt
-    found = gateway.index.lookup(request.model, prompt, request.cache_salt)
+    found = seen.index.lookup(request.model, prompt, request.cache_salt)
     hits = {name: msgspec.to_builtins(hit) for name, hit in sorted(found.items())}
-    stats = (await find_stats(gateway))["instances"]
+    stats = (await find_stats(seen))["instances"]
     return {
         "prompt_tokens": len(prompt),
         "instances": {name: hit | {"update_age_s": stats[name]["update_age_s"]} for name, hit in hits.items()},

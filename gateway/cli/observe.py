@@ -5,6 +5,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
 from gateway.api.models import Models
 from gateway.api.prepare import PreparedRequest
-from gateway.app import Gateway
+from gateway.app import Gateway, open_redis
 from gateway.auth.tenants import TENANT_KIND, TenantBook
 from gateway.config.document_store import DocumentStore
 from gateway.config.fleet_settings import BadSettings
@@ -27,7 +28,6 @@ from gateway.config.settings import Settings, find_redis
 from gateway.errors import GatewayError, reason_of
 from gateway.fleet.topology import TOPOLOGY
 from gateway.http.body import JsonObject
-from gateway.index.memory import MemoryIndex
 from gateway.index.shared import RedisIndex
 from gateway.redis.client import AWAY, SharedRedis
 from gateway.tenancy import open_index
@@ -79,30 +79,30 @@ def run_to_end(name: str, work: Callable[[], Coroutine[None, None, T]], show: Ca
     return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A gateway that does not serve, and the index that it reads."""
+
+    gateway: Gateway
+    index: RedisIndex
+
+
 @asynccontextmanager
-async def open_observer(settings: Settings) -> AsyncIterator[Gateway]:
+async def open_observer(settings: Settings) -> AsyncIterator[Observer]:
     """Open a gateway's pieces without serving: engines and bridges are asked how they are, and the index is read.
 
-    Where no Redis is named there is no shared index to read; then the engines' events are followed directly.
-    Raises BadSettings and CannotInspect.
+    Where no Redis is named there is no shared index to read; then the engines' events are followed here, into a private
+    one. Raises BadSettings and CannotInspect.
     """
-    settings = msgspec.structs.replace(settings, canary_interval_s=0)
-    redis_url = find_redis(settings)
-    if redis_url is None:
-        memory = MemoryIndex()
-        async with await asyncio.to_thread(Gateway, settings, memory) as gateway:
-            await _settle(memory)
-            yield gateway
-        return
-    async with SharedRedis(redis_url) as redis:
-        shared = open_index(settings, redis, follows_engines=False)
-        gateway = await asyncio.to_thread(Gateway, settings, shared)
+    async with open_redis(settings) as redis:
+        index = open_index(settings, redis, follows_engines=find_redis(settings) is None)
+        gateway = await asyncio.to_thread(Gateway, settings, index, redis)
         await _read_documents(gateway, redis)
-        async with gateway:
-            await _settle(shared)
-            if not shared.caught_up:
+        async with gateway.observing():
+            await _settle(index)
+            if not index.caught_up:
                 raise CannotInspect("redis_url: the index could not be read from there in time")
-            yield gateway
+            yield Observer(gateway, index)
 
 
 async def _read_documents(gateway: Gateway, redis: SharedRedis) -> None:
@@ -120,11 +120,11 @@ async def _read_documents(gateway: Gateway, redis: SharedRedis) -> None:
         raise CannotInspect(f"redis_url: the index could not be read from there: {reason_of(error)}") from None
 
 
-async def _settle(index: MemoryIndex | RedisIndex) -> None:
+async def _settle(index: RedisIndex) -> None:
     """Wait until everything is known, for a bounded time: an engine that nobody follows stays unknown."""
     for _ in range(LOOKS):
         known = all(instance.known for instance in index.stats().instances.values())
-        if known and (isinstance(index, MemoryIndex) or index.caught_up):
+        if known and index.caught_up:
             return
         await asyncio.sleep(LOOK_PAUSE_S)
 

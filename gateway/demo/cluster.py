@@ -145,11 +145,6 @@ class Cluster:
         async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
             return dict((await client.get(f"{self.children['wan'].url}/stats")).json())
 
-    async def control_wan(self, verb: str, **body: Any) -> None:
-        """Stall, cut, heal or set the link."""
-        async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
-            (await client.post(f"{self.children['wan'].url}/{verb}", json=body)).raise_for_status()
-
     def settings(self, listen: str, kv_bytes_per_token: int) -> dict[str, Any]:
         engines = []
         for name, child in self.children.items():

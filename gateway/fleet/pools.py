@@ -1,6 +1,6 @@
 """Engine instances as the gateway knows them: what they are, whether they live, how loaded they are."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -169,10 +169,10 @@ class Pools:
         """Instances that serve a model, whatever their state."""
         return (instance for instance in self.instances if instance.spec.model == model)
 
-    def views(self, model: str, exclude: Iterable[str] = ()) -> tuple[InstanceView, ...]:
+    def views(self, model: str) -> tuple[InstanceView, ...]:
         """What policies see of a model's instances, without those a request has just failed on."""
-        now_s, excluded = self.clock(), set(exclude)
-        return tuple([i.view(now_s) for i in self.instances if i.spec.model == model and i.spec.id not in excluded])
+        now_s = self.clock()
+        return tuple([i.view(now_s) for i in self.instances if i.spec.model == model])
 
     def report_success(self, instance: Instance) -> None:
         """A leg got its first token: whatever was wrong is over."""

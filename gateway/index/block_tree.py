@@ -1,48 +1,49 @@
-"""Own blocks of one rank, each after its parent, and what they count as.
+"""Own blocks of one rank, each after its parent, and which of them count.
 
-A block counts for no more than the block before it: where a chain is broken, what follows can serve no prompt.
+A block counts while it and all blocks before it are held: where a chain is broken, what follows can serve no prompt.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 
 import msgspec
 
-from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta, KeySets
+from gateway.index.mirror import CacheDelta, KeySets
 
 ROOT = -1
 """Stands for the key before the first block of a prompt."""
 
 
 class _Node(msgspec.Struct, gc=False):
-    """``held``: the tier that the block is in; ``level``: what it counts as, given those before it.
+    """``counts``: whether it is held, and so are all before it.
 
     There may be millions, which the garbage collector must not visit: that would stall the event loop.
     """
 
     parent: int = ROOT
-    held: int = GONE
-    level: int = GONE
+    held: bool = False
+    counts: bool = False
 
 
 class BlockTree:
-    """Blocks by key. Levels are GONE < LOWER < DEVICE; changes of levels are collected until ``drain``."""
+    """Blocks by key. Changes of what counts are collected until ``drain``."""
 
     def __init__(self) -> None:
         self._nodes: dict[int, _Node] = {}
         self._children: KeySets[int] = KeySets()
-        self._changes: dict[int, int] = {}
+        self._changes: dict[int, bool] = {}
         self._cleared = False
-        self._sizes = [0, 0, 0]
+        self.size = 0
+        """How many blocks count."""
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def hold(self, key: int, parent: int, held: int) -> None:
-        """Say where a block is. A block whose parent is not held counts once the parent is."""
+    def hold(self, key: int, parent: int, held: bool) -> None:
+        """Say whether a block is there. A block whose parent is not held counts once the parent is."""
         node = self._nodes.get(key)
         if node is None:
-            if held == GONE:
+            if not held:
                 return
             node = self._nodes[key] = _Node()
         if node.parent != parent:
@@ -54,7 +55,7 @@ class BlockTree:
                 self._children.add(parent, key)
         node.held = held
         self._settle(key)
-        if held == GONE:
+        if not held:
             self._prune(key)
 
     def clear(self) -> None:
@@ -63,13 +64,14 @@ class BlockTree:
         self._children.clear()
         self._changes.clear()
         self._cleared = True
-        self._sizes = [0, 0, 0]
+        self.size = 0
 
     def drain(self) -> CacheDelta:
         """Return what changed since the last call."""
         changes, self._changes = self._changes, {}
         clear, self._cleared = self._cleared, False
-        return _by_level(changes, clear)
+        held = [key for key, counts in changes.items() if counts]
+        return CacheDelta(clear, held, [key for key, counts in changes.items() if not counts])
 
     def snapshot(self, most: int) -> Iterator[CacheDelta]:
         """Yield all that counts in parts of at most ``most`` blocks, after a delta that clears.
@@ -80,37 +82,24 @@ class BlockTree:
         keys = iter(list(self._nodes))
         while part := list(islice(keys, most)):
             nodes = ((key, self._nodes.get(key)) for key in part)
-            yield _by_level({key: node.level for key, node in nodes if node is not None and node.level}, clear=False)
-
-    def sizes(self) -> tuple[int, int]:
-        """Return how many blocks count as on device, and how many as in a slower tier only."""
-        return self._sizes[DEVICE], self._sizes[LOWER]
+            yield CacheDelta(held=[key for key, node in nodes if node is not None and node.counts])
 
     def _settle(self, key: int) -> None:
-        """Recompute what ``key`` counts as, then its descendants where that changed."""
+        """Find out again whether ``key`` counts, then its descendants where that changed."""
         pending = [key]
         while pending:
             key = pending.pop()
             node = self._nodes[key]
-            level = min(node.held, DEVICE if node.parent == ROOT else self._nodes[node.parent].level)
-            if level == node.level:
+            counts = node.held and (node.parent == ROOT or self._nodes[node.parent].counts)
+            if counts == node.counts:
                 continue
-            self._sizes[node.level] -= 1
-            self._sizes[level] += 1
-            node.level = level
-            self._changes[key] = level
+            self.size += 1 if counts else -1
+            node.counts = self._changes[key] = counts
             pending.extend(self._children.of(key))
 
     def _prune(self, key: int) -> None:
         """Forget ``key`` and the empty nodes above that only led to it."""
-        while (node := self._nodes.get(key)) and node.held == GONE and key not in self._children:
+        while (node := self._nodes.get(key)) and not node.held and key not in self._children:
             del self._nodes[key]
             self._children.discard(node.parent, key)
             key = node.parent
-
-
-def _by_level(levels: Mapping[int, int], clear: bool) -> CacheDelta:
-    lists: dict[int, list[int]] = {DEVICE: [], LOWER: [], GONE: []}
-    for key, level in levels.items():
-        lists[level].append(key)
-    return CacheDelta(clear, lists[DEVICE], lists[LOWER], lists[GONE])

@@ -130,7 +130,7 @@ class Follower:
     def _sizes(self, spec: CacheSpec) -> tuple[int, ...]:
         holding = self._mirror.get(spec.id)
         ranks = holding.ranks if holding is not None else []
-        return tuple(len(blocks) for rank in ranks for blocks in (rank.device, rank.lower))
+        return tuple(len(rank.held) for rank in ranks)
 
     async def _load(self, spec: CacheSpec, turns: asyncio.Semaphore) -> None:
         """Read an instance. What changes during the scan is in the stream, and is applied again from there."""
@@ -142,7 +142,7 @@ class Follower:
             if not spec.sources:
                 for left_s, block_keys in (await self._store.notes(spec)).items():
                     self._mirror.predict(spec.id, block_keys, self._now() + left_s)
-            ranks = [RankBlocks(*await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
+            ranks = [RankBlocks(await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
             (after,) = await self._store.states([spec])
         if after is not None and after.gen == before.gen and self._specs().get(name_of(spec)) == spec:
             self._take(spec, before, ranks)
@@ -153,7 +153,7 @@ class Follower:
 
     def _apply(self, spec: CacheSpec, entry: StreamEntry) -> None:
         if entry.op == "note":
-            self._mirror.predict(spec.id, entry.delta.device, self._now() + entry.ttl_s)
+            self._mirror.predict(spec.id, entry.delta.held, self._now() + entry.ttl_s)
         position = self._positions.get(entry.name)
         if entry.op == "open" and (position is None or position.gen < entry.gen):
             self._take(

@@ -142,7 +142,7 @@ class LeasedIngest:
                     return False
             residencies.append(residency)
         (state,) = await self._store.states([self._spec])
-        sizes = tuple(size for residency in residencies for size in residency.sizes())
+        sizes = tuple(residency.size for residency in residencies)
         if state is None or state.gen != gen or state.sizes != sizes:
             return False
         ingester.resume(residencies, marks, state.known)

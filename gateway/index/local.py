@@ -57,5 +57,5 @@ class LocalIndex:
         """Return the function from LoRA adapter and salt to the seed of ``model``'s chains."""
         return lambda lora, salt: self._seed(model, lora, salt)
 
-    def _stats(self, redis_up: bool | None) -> IndexStats:
+    def _stats(self, redis_up: bool) -> IndexStats:
         return IndexStats(self._mirror.stats(), dict(self._counters), redis_up)

@@ -75,18 +75,16 @@ class _StatsCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield the index's state as of now."""
         stats = self._index.stats()
-        blocks = GaugeMetricFamily("pdd_index_blocks", "Blocks held by tier", labels=["instance", "tier"])
+        blocks = GaugeMetricFamily("pdd_index_blocks", "Blocks held, in whatever tier", labels=["instance"])
         known = GaugeMetricFamily("pdd_index_known", "Whether all that is held is known", labels=["instance"])
         age = GaugeMetricFamily("pdd_index_age_seconds", "Time since the last change", labels=["instance"])
         for instance_id, instance in stats.instances.items():
-            blocks.add_metric([instance_id, "device"], instance.device_blocks)
-            blocks.add_metric([instance_id, "lower"], instance.lower_blocks)
+            blocks.add_metric([instance_id], instance.blocks)
             known.add_metric([instance_id], instance.known)
             if instance.update_age_s is not None:
                 age.add_metric([instance_id], instance.update_age_s)
         yield from (blocks, known, age)
-        if stats.redis_up is not None:
-            yield GaugeMetricFamily("pdd_index_redis_up", "The same as pdd_redis_up", value=stats.redis_up)
+        yield GaugeMetricFamily("pdd_index_redis_up", "The same as pdd_redis_up", value=stats.redis_up)
         for name, meaning in COUNTERS.items():
             help_text = meaning[0].upper() + meaning[1:]
             yield CounterMetricFamily(f"pdd_index_{name}", help_text, value=stats.counters.get(name, 0))

@@ -58,59 +58,38 @@ class KeySets(Generic[V]):
 
 
 PREDICTED_LIMIT_BLOCKS = 1_000_000
-DEVICE = 2
-LOWER = 1
-GONE = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CacheDelta:
-    """Changes of one rank's blocks: each key moves to the list that names it. ``clear``: all its blocks go first."""
+    """Changes of one rank's blocks. ``clear``: all its blocks go first."""
 
     clear: bool = False
-    device: Sequence[int] = ()
-    lower: Sequence[int] = ()
+    held: Sequence[int] = ()
     gone: Sequence[int] = ()
 
     def __len__(self) -> int:
-        return len(self.device) + len(self.lower) + len(self.gone)
+        return len(self.held) + len(self.gone)
 
 
 @dataclass(slots=True)
 class RankBlocks:
-    """Blocks of one data-parallel rank: those in device memory, and those in a slower tier only."""
+    """Blocks that one data-parallel rank holds, in whatever tier."""
 
-    device: set[int] = field(default_factory=set)
-    lower: set[int] = field(default_factory=set)
+    held: set[int] = field(default_factory=set)
 
     def apply(self, delta: CacheDelta) -> None:
         """Apply ``delta``; applying it again changes nothing."""
         if delta.clear:
-            self.device, self.lower = set(), set()
-        if delta.device:
-            self.device.update(delta.device)
-            self.lower.difference_update(delta.device)
-        if delta.lower:
-            self.lower.update(delta.lower)
-            self.device.difference_update(delta.lower)
-        if delta.gone:
-            self.device.difference_update(delta.gone)
-            self.lower.difference_update(delta.gone)
+            self.held = set()
+        self.held.update(delta.held)
+        self.held.difference_update(delta.gone)
 
-    def walk(self, backwards: Sequence[int]) -> tuple[int, int]:
-        """Return how many blocks of the prompt are held on any tier, and how many of those from the start on device.
-
-        ``backwards`` holds the prompt's keys, last first.
-        """
-        device, lower, total = self.device, self.lower, len(backwards)
-        on_device = 0
-        if backwards and backwards[-1] in device:  # tried first, as most ranks hold nothing of most prompts
-            on_device = total - bisect_left(backwards, True, key=device.__contains__)
-        if not lower or on_device == total:
-            return on_device, on_device
-        hi = total - on_device
-        held = total - bisect_left(backwards, True, hi=hi, key=lambda key: key in device or key in lower)
-        return held, on_device
+    def walk(self, backwards: Sequence[int]) -> int:
+        """Return how many blocks of the prompt are held; ``backwards`` holds its keys, last first."""
+        if not backwards or backwards[-1] not in self.held:  # most ranks hold nothing of most prompts
+            return 0
+        return len(backwards) - bisect_left(backwards, True, key=self.held.__contains__)
 
 
 @dataclass(slots=True)
@@ -163,16 +142,13 @@ class Holding:
         """Return the hit of a prompt of ``prompt_tokens`` tokens whose keys are ``backwards``, last first."""
         if self.predicted is not None:
             self.predicted.expire(now)
-            held = on_device = self.predicted.walk(backwards)
+            held = self.predicted.walk(backwards)
         elif len(self.ranks) == 1:
-            held, on_device = self.ranks[0].walk(backwards)
+            held = self.ranks[0].walk(backwards)
         else:
-            held, on_device = max(rank.walk(backwards) for rank in self.ranks)
+            held = max(rank.walk(backwards) for rank in self.ranks)
         tokens = self._whole_blocks(held, prompt_tokens)
-        if not self.known:
-            return CacheHit(None, None, tokens, False)
-        device_tokens = tokens if on_device == held else self._whole_blocks(on_device, prompt_tokens)
-        return CacheHit(tokens, device_tokens, tokens, self.predicted is not None)
+        return CacheHit(tokens if self.known else None, tokens, self.predicted is not None)
 
     def _whole_blocks(self, own_blocks: int, prompt_tokens: int) -> int:
         """Round to the instance's blocks; the last token of a prompt is never taken from a cache."""
@@ -189,8 +165,7 @@ class Holding:
             model=self.spec.model,
             known=self.known,
             predicted=predicted is not None,
-            device_blocks=sum(len(rank.device) for rank in self.ranks) + (len(predicted.until) if predicted else 0),
-            lower_blocks=sum(len(rank.lower) for rank in self.ranks),
+            blocks=sum(len(rank.held) for rank in self.ranks) + (len(predicted.until) if predicted else 0),
             update_age_s=None if self.updated_at is None else now - self.updated_at,
         )
 

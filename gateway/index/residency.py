@@ -1,7 +1,7 @@
 """From one rank's engine events to own blocks.
 
 Engines name blocks by their own hashes and cut prompts into blocks of their own size. An own block is there when every
-engine block that holds a part of it is; ``gateway.index.block_tree`` tells what it then counts as.
+engine block that holds a part of it is, in whatever tier; ``gateway.index.block_tree`` tells whether it then counts.
 """
 
 from collections import Counter
@@ -20,12 +20,13 @@ from gateway.index.engine_blocks import (
     unpack_block,
     unpack_hash,
 )
-from gateway.index.mirror import DEVICE, GONE, LOWER, CacheDelta, KeySets
+from gateway.index.mirror import CacheDelta, KeySets
 
 _PART_BLOCKS = 4096
 _DEVICE_BIT = 1
 _TIER_BITS = {"GPU": _DEVICE_BIT, "CPU": 2, "DISK": 4, "STORAGE": 4}
 _OTHER_TIER_BIT = 8
+"""Where an engine block is. It is gone when it has left the last tier, and engines tell of each tier by itself."""
 _DENSE_KINDS = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
 
 
@@ -89,9 +90,10 @@ class Residency:
             while part := list(islice(hashes, _PART_BLOCKS)):
                 yield self._change(CacheDelta(), part)
 
-    def sizes(self) -> tuple[int, int]:
-        """Return how many own blocks count as on device, and how many as in a slower tier only."""
-        return self._tree.sizes()
+    @property
+    def size(self) -> int:
+        """How many own blocks count."""
+        return self._tree.size
 
     def restore(self, records: Iterable[tuple[bytes, bytes]]) -> None:
         """Take blocks back from their records, in any order; they are no change."""
@@ -233,7 +235,7 @@ class Residency:
                 self._set_ender(key, block_hash)
                 self._hold_by_enders(key, previous)
             else:
-                self._tree.hold(key, previous, self._level_of(block_hash))
+                self._tree.hold(key, previous, block_hash in self._blocks)
             previous = key
         for key in self._spanned.get(block_hash, ()):
             self._hold_by_enders(key, self._spanning[key][0])
@@ -246,21 +248,15 @@ class Residency:
             self._enders.discard(key, block_hash)
 
     def _hold_by_enders(self, key: int, parent: int) -> None:
-        level = max(map(self._level_of, self._enders.of(key)), default=GONE)
-        if key in self._spanning:
-            level = min(level, *map(self._level_of, self._spanning[key][1]))
-        self._tree.hold(key, parent, level)
+        held = key in self._enders
+        if held and key in self._spanning:
+            held = all(owner in self._blocks for owner in self._spanning[key][1])
+        self._tree.hold(key, parent, held)
 
     def _unspan_orphans(self, block: EngineBlock) -> None:
         """Forget where the block's first own block begins when no engine block ends it any more."""
         if block.keys and block.keys[0] not in self._enders:
             self._unspan(block.keys[0])
-
-    def _level_of(self, block_hash: EngineBlockHash) -> int:
-        block = self._blocks.get(block_hash)
-        if block is None:
-            return GONE
-        return DEVICE if block.tiers & _DEVICE_BIT else LOWER
 
     def _is_dense(self, group: int | None, kind: str | None) -> bool:
         """Whether blocks of this KV group say what a whole prefix costs; removals carry no kind, so it is learnt."""

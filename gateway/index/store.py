@@ -40,7 +40,7 @@ class StoreLimits:
 class InstanceState:
     """Where an instance's state stands: what the stream's entries up to ``seq`` have made of generation ``gen``.
 
-    ``sizes`` holds the sizes of the device and the lower set of each rank in turn.
+    ``sizes`` holds the number of blocks of each rank in turn.
     """
 
     gen: int
@@ -109,13 +109,12 @@ class ModelStore:
 
     async def publish(self, spec: CacheSpec, token: str, gen: int, rank: int, change: Change) -> bool:
         """Apply a change of a rank's blocks; False when lease or generation are lost."""
-        device, lower = self._rank_keys(spec, rank)
-        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, device, lower]
-        keys.append(self._key(f"records:{rank}", spec))
+        keys = [self._key("lease", spec), self._key("meta", spec), self._deltas]
+        keys += [self._key(f"blocks:{rank}", spec), self._key(f"records:{rank}", spec)]
         for part in _split(change, self._limits.delta_blocks):
             delta = part.delta
             arguments: list[int | str | bytes] = [token, gen, name_of(spec), rank, int(delta.clear)]
-            arguments += [_pack(delta.device), _pack(delta.lower), _pack(delta.gone)]
+            arguments += [_pack(delta.held), _pack(delta.gone)]
             arguments += [self._ttl_ms, self._limits.stream_entries, _pack_mark(part.mark), len(part.saved)]
             arguments += [*chain.from_iterable(part.saved.items()), *part.dropped]
             if not await self._soon(self._publish(keys, arguments)):
@@ -165,10 +164,17 @@ class ModelStore:
                 pipeline.pttl(self._key("meta", spec))
             return [left_ms / 1000 if left_ms >= 0 else None for left_ms in await self._soon(pipeline.execute())]
 
-    async def scan(self, spec: CacheSpec, rank: int) -> tuple[set[int], set[int]]:
-        """Return a rank's device and lower blocks; what changes meanwhile may or may not be in them."""
-        device, lower = self._rank_keys(spec, rank)
-        return await self._scan_set(device), await self._scan_set(lower)
+    async def scan(self, spec: CacheSpec, rank: int) -> set[int]:
+        """Return a rank's blocks; what changes meanwhile may or may not be in them."""
+        key = self._key(f"blocks:{rank}", spec)
+        blocks: set[int] = set()
+        cursor = 0
+        while True:
+            page: Any = await self._soon(self._client.sscan(key, cursor, count=_SCAN_COUNT))
+            cursor, members = page
+            blocks.update(_unpack(b"".join(members)))
+            if not cursor:
+                return blocks
 
     async def notes(self, spec: CacheSpec) -> Mapping[float, Sequence[int]]:
         """Return an instance's predicted blocks by the seconds that they have left."""
@@ -205,24 +211,11 @@ class ModelStore:
     def _key(self, kind: str, spec: CacheSpec) -> str:
         return f"{self._base}:{kind}:{name_of(spec)}"
 
-    def _rank_keys(self, spec: CacheSpec, rank: int) -> tuple[str, str]:
-        return self._key(f"device:{rank}", spec), self._key(f"lower:{rank}", spec)
-
     def _set_keys(self, spec: CacheSpec) -> list[str]:
-        return [key for rank in range(spec.dp_size) for key in self._rank_keys(spec, rank)]
+        return [self._key(f"blocks:{rank}", spec) for rank in range(spec.dp_size)]
 
     def _all_keys(self, spec: CacheSpec) -> list[str]:
         return self._set_keys(spec) + [self._key(f"records:{rank}", spec) for rank in range(spec.dp_size)]
-
-    async def _scan_set(self, key: str) -> set[int]:
-        blocks: set[int] = set()
-        cursor = 0
-        while True:
-            page: Any = await self._soon(self._client.sscan(key, cursor, count=_SCAN_COUNT))
-            cursor, members = page
-            blocks.update(_unpack(b"".join(members)))
-            if not cursor:
-                return blocks
 
 
 def _pack(block_keys: Sequence[int]) -> bytes:
@@ -245,10 +238,10 @@ def _split(change: Change, most: int) -> list[Change]:
     The mark goes with the last part: a process that goes on from an earlier one applies the rest again.
     """
     delta, names = change.delta, list(change.saved)
-    if max(map(len, (delta.device, delta.lower, delta.gone, names, change.dropped))) <= most:
+    if max(map(len, (delta.held, delta.gone, names, change.dropped))) <= most:
         return [change]
     parts = [Change(CacheDelta(clear=True))] if delta.clear else []
-    for field in ("gone", "device", "lower"):
+    for field in ("gone", "held"):
         blocks = getattr(delta, field)
         parts += [Change(CacheDelta(**{field: blocks[at : at + most]})) for at in range(0, len(blocks), most)]
     for at in range(0, len(names), most):
@@ -274,7 +267,6 @@ def _read_entry(fields: Mapping[bytes, bytes]) -> StreamEntry:
         delta=CacheDelta(
             fields.get(b"c") == b"1",
             _unpack(fields.get(b"d", b"")),
-            _unpack(fields.get(b"l", b"")),
             _unpack(fields.get(b"x", b"")),
         ),
         known=fields.get(b"k") == b"1",

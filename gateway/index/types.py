@@ -43,8 +43,6 @@ class CacheHit(msgspec.Struct, frozen=True, gc=False):
 
     tokens: int | None
     """Tokens that the instance finds in its own cache, whatever the tier."""
-    device_tokens: int | None
-    """The part of ``tokens`` from the start that is in device memory; the rest is in a slower tier of the instance."""
     at_least_tokens: int
     predicted: bool
     """The figure comes from routing decisions, not from the engine's events."""
@@ -57,8 +55,7 @@ class InstanceStats:
     model: str
     known: bool
     predicted: bool
-    device_blocks: int
-    lower_blocks: int
+    blocks: int
     update_age_s: float | None
 
 
@@ -67,12 +64,12 @@ class IndexStats:
     """State of the index in this process.
 
     ``counters`` holds counts since the start, by the names in ``gateway.index.types``; one that is absent is 0.
-    ``redis_up``: see ``SharedRedis.up``; None: this index uses no Redis.
+    ``redis_up``: see ``SharedRedis.up``.
     """
 
     instances: Mapping[str, InstanceStats]
     counters: Mapping[str, int]
-    redis_up: bool | None
+    redis_up: bool
 
 
 class PrefixIndex(Protocol):

@@ -4,13 +4,15 @@ Whoever enters leaves again, whatever happens; leaving never waits, so no cancel
 """
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.errors import GatewayError, RawHeaders
 from gateway.limits.buckets import Lease, Left, LimitReached, RateLimitStatus, Rates, RequestTooLarge
 from gateway.limits.queues import AdmissionQueues, Overloaded
 from gateway.limits.rate_limiter import RateLimiter
-from gateway.limits.usage import UsageMeter, Use
+from gateway.limits.usage import UsageMeter, Use, use_of_slo
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
 
@@ -26,7 +28,10 @@ MESSAGES = {
 
 @dataclass(slots=True)
 class Admission:
-    """A request that was let in. ``headers``: how its tenant stands, for the answer."""
+    """A request that was let in. ``headers``: how its tenant stands, for the answer.
+
+    ``waited_s``: how long it stood in the queue.
+    """
 
     tenant: str
     model: str
@@ -34,6 +39,7 @@ class Admission:
     lease: Lease
     gate: "AdmissionControl"
     headers: RawHeaders = field(default_factory=list)
+    waited_s: float = 0.0
     has_left: bool = False
 
     def leave(self, use: Use, charged_tokens: int) -> None:
@@ -54,6 +60,7 @@ class AdmissionControl:
     queues: AdmissionQueues
     usage: UsageMeter
     metrics: Metrics
+    clock: Callable[[], float] = time.monotonic
 
     async def enter(
         self, tenant: str, rules: Rules, model: str, prompt_tokens: int, output_tokens: int, answers: int = 1
@@ -77,18 +84,21 @@ class AdmissionControl:
         if not answers:
             return Admission(tenant, model, 0, lease, self, spell_standing(lease.standing))
         is_in = False
+        came_s = self.clock()
         try:
             cost = prompt_tokens + output_tokens
             await self.queues.of(model).enter(tenant, RANKS[rules.priority], cost, answers)
             is_in = True
         except Overloaded:
             self.metrics.refused.labels("overloaded").inc()
+            self.usage.note(tenant, model, use_of_slo(rules.slo.judge_failure()))
             message = "The gateway is at its limit; try again soon."
             raise GatewayError(503, message, code="overloaded", retry_after_s=OVERLOADED_RETRY_S) from None
         finally:
             if not is_in:
                 lease.settle(0)
-        return Admission(tenant, model, answers, lease, self, spell_standing(lease.standing))
+        waited_s = self.clock() - came_s
+        return Admission(tenant, model, answers, lease, self, spell_standing(lease.standing), waited_s)
 
     def _refuse(self, error: LimitReached, rates: Rates) -> GatewayError:
         self.metrics.refused.labels(error.refused_by).inc()

@@ -18,14 +18,14 @@ from gateway.redis.client import SharedRedis
 
 
 class RateLimiter:
-    """Admits requests. ``redis`` None: this process is the only one.
+    """Admits requests.
 
     ``processes``: how many gateway processes lived when that was last known. ``options``: see ``SharedLimits``.
     """
 
     def __init__(
         self,
-        redis: SharedRedis | None,
+        redis: SharedRedis,
         processes: Callable[[], int],
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -35,22 +35,20 @@ class RateLimiter:
         self._clock = clock
         self._running: dict[str, set[Lease]] = {}
         self._meters: dict[str, Meter] = {}
-        self._shared = SharedLimits(redis, self._running, **options) if redis is not None else None
+        self._shared = SharedLimits(redis, self._running, **options)
 
     @property
     def is_local(self) -> bool:
         """Whether other processes are not counted now although there may be some."""
-        return self._shared is not None and not self._shared.up
+        return not self._shared.up
 
     async def start(self) -> None:
         """Share the limits from here on."""
-        if self._shared is not None:
-            await self._shared.start()
+        await self._shared.start()
 
     async def aclose(self) -> None:
         """Tell Redis of the last ends, if it answers, and end."""
-        if self._shared is not None:
-            await self._shared.aclose()
+        await self._shared.aclose()
 
     def running(self, tenant: str) -> int:
         """Answers of a tenant that this process runs under a limit."""
@@ -69,7 +67,7 @@ class RateLimiter:
         return lease
 
     async def _admit_shared(self, tenant: str, rates: Rates, wanted_tokens: int) -> Lease | None:
-        if self._shared is None or not self._shared.up:
+        if not self._shared.up:
             return None
         lease = Lease(tenant, rates.reserve(wanted_tokens), charged_in_redis=True, in_redis=True)
         verdict = await self._shared.ask(lease, rates)
@@ -82,7 +80,7 @@ class RateLimiter:
         return lease
 
     def _admit_here(self, tenant: str, rates: Rates, wanted_tokens: int) -> Lease:
-        own = rates if self._shared is None else rates.share(max(1, self._processes()))
+        own = rates.share(max(1, self._processes()))
         meter = self._meters.setdefault(tenant, Meter())
         lease = Lease(tenant, own.reserve(wanted_tokens))
         verdict = meter.ask(own, lease.reserved_tokens, self.running(tenant), self._clock())
@@ -99,5 +97,5 @@ class RateLimiter:
         unused = lease.reserved_tokens - tokens
         if not lease.charged_in_redis and lease.tenant in self._meters:
             self._meters[lease.tenant].give_back(unused)
-        if lease.in_redis and self._shared is not None:
+        if lease.in_redis:
             self._shared.end(lease, unused if lease.charged_in_redis else 0)

@@ -39,6 +39,9 @@ class Use:
     """Tokens that clients got from anywhere else."""
     wan_bytes: int = 0
     cost: float = 0.0
+    slo_met: int = 0
+    """Answers that kept the tenant's ``slo``; the next: those that did not."""
+    slo_missed: int = 0
 
     def add(self, other: "Use") -> None:
         """Count another use too."""
@@ -57,16 +60,21 @@ class _Batch:
     """By model."""
 
 
+def use_of_slo(met: bool | None) -> Use:
+    """Return what an answer adds by having kept its ``slo``, or not; None: it does not count."""
+    return Use(slo_met=int(met is True), slo_missed=int(met is False))
+
+
 UsageHour = tuple[str, int]
 """Tenant, hour since 1970."""
 
 
 class UsageMeter:
-    """Counts. ``redis`` None: only the metrics. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
+    """Counts. ``clock``: Unix seconds; ``on_flush`` is called after each try."""
 
     def __init__(
         self,
-        redis: SharedRedis | None,
+        redis: SharedRedis,
         registry: CollectorRegistry,
         prefix: str = "pdd",
         *,
@@ -84,7 +92,7 @@ class UsageMeter:
         self._new: dict[UsageHour, dict[str, Use]] = {}
         self._sent: dict[UsageHour, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
-        self._redis = redis.client("usage", timeout_s) if redis is not None else None
+        self._redis = redis.client("usage", timeout_s)
         self._counters = {
             name: Counter(f"pdd_tenant_{name}", text, ["tenant"], registry=registry)
             for name, text in (
@@ -96,22 +104,29 @@ class UsageMeter:
                 ("cost", "Cost by the prices in the settings, by tenant"),
             )
         }
+        self._slo = Counter(
+            "pdd_slo_requests",
+            "Answers by tenant, and whether they kept `slo`",
+            ["tenant", "met"],
+            registry=registry,
+        )
 
     def note(self, tenant: str, model: str, use: Use) -> None:
         """Count. ``tenant`` must be one that was identified, as it becomes a label."""
-        if self._redis is not None:
-            hour = int(self._clock()) // HOUR_S
-            self._new.setdefault((tenant, hour), {}).setdefault(model, Use()).add(use)
+        hour = int(self._clock()) // HOUR_S
+        self._new.setdefault((tenant, hour), {}).setdefault(model, Use()).add(use)
         completion = use.p_tokens + use.rld_tokens + use.md_tokens + use.other_tokens
         for name, counter in self._counters.items():
             amount = completion if name == "completion_tokens" else getattr(use, name)
             if amount:
                 counter.labels(tenant).inc(amount)
+        for met, amount in (("true", use.slo_met), ("false", use.slo_missed)):
+            if amount:
+                self._slo.labels(tenant, met).inc(amount)
 
     async def start(self) -> None:
         """Share in the background from here on."""
-        if self._redis is not None:
-            self._task = asyncio.create_task(run_every(self._interval_s, self.flush))
+        self._task = asyncio.create_task(run_every(self._interval_s, self.flush))
 
     async def aclose(self) -> None:
         """Share what is left, if Redis answers, and end."""
@@ -129,7 +144,7 @@ class UsageMeter:
                 self._sent[bucket] = _Batch(self._number, self._new.pop(bucket))
         sent = dict(self._sent)
         try:
-            if self._redis is not None and sent:
+            if sent:
                 async with self._redis.step():
                     await self._send(self._redis, sent)
         except AWAY:

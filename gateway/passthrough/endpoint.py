@@ -20,13 +20,14 @@ from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.http.client import Client
 from gateway.limits.admission import Admission, AdmissionControl
-from gateway.limits.usage import Use
+from gateway.limits.usage import Use, use_of_slo
 from gateway.passthrough.forward import PassedRequest, pass_on, pick_request_headers
 from gateway.passthrough.multipart import BadForm, read_form, write_form
 from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from policies.rules import SloRules
 from policies.where import Where
 
 JSON = "application/json"
@@ -108,12 +109,14 @@ class PassthroughService:
         tenant, rules = caller.tenant, caller.rules
         # They take no place of the engines' main decode: upstreams have bounds of their own.
         entry = await self.gate.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
-        with self._recorded(request, entry, prompt_tokens) as record:
+        with self._recorded(request, entry, prompt_tokens, rules.slo) as record:
             await pass_on(request, servers, client, record, entry.headers)
 
     @contextmanager
-    def _recorded(self, request: PassedRequest, entry: Admission, prompt_tokens: int) -> Iterator[PassRecord]:
-        record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path)
+    def _recorded(
+        self, request: PassedRequest, entry: Admission, prompt_tokens: int, slo: SloRules
+    ) -> Iterator[PassRecord]:
+        record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path, slo)
         try:
             yield record
         except GatewayError:
@@ -125,7 +128,9 @@ class PassthroughService:
             told = record.usage
             prompt = prompt_tokens if told.prompt_tokens is None else told.prompt_tokens
             completion = told.completion_tokens or 0
-            entry.leave(Use(1, prompt, other_tokens=completion), prompt + completion)
+            use = use_of_slo(record.slo_met)
+            use.add(Use(1, prompt, other_tokens=completion))
+            entry.leave(use, prompt + completion)
 
 
 def check_id_prompts(value: JsonObject, caller: Caller) -> None:

@@ -19,7 +19,7 @@ from gateway.passthrough.record import Spending
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.route import choose_overflow
-from policies.rules import Rules
+from policies.rules import NO_SLO, Rules
 
 DONE = b"data: [DONE]\n\n"
 
@@ -49,12 +49,14 @@ class OverflowService:
         value: JsonObject,
         client: Client,
         headers: RawHeaders,
-        note: Callable[[ExternalUsage], None],
+        note: Callable[[ExternalUsage | None, bool | None], None],
     ) -> None:
         """Answer from outside. Raises GatewayError while nothing was sent."""
         assert self.provider is not None
         timeline = self.timelines.open(job.id, job.model.name)
-        spending = Spending(timeline, self.metrics, outside)
+        request = job.requests[0]
+        slo = request.rules.slo if request.rules is not None else NO_SLO
+        spending = Spending(timeline, self.metrics, outside, slo, request.waited_s)
         chunks = self.provider.chat(self.models[outside.model], value, stream=job.stream)
         lines: RawHeaders = [
             (b"x-request-id", job.id.encode()),
@@ -73,8 +75,7 @@ class OverflowService:
             raise to_failure(error) from error
         finally:
             spending.close()
-            if spending.usage is not None:
-                note(spending.usage)
+            note(spending.usage, spending.slo_met)
 
 
 def to_failure(error: BackendError) -> GatewayError:

@@ -5,24 +5,32 @@ from collections.abc import Callable
 from backends.errors import BackendError
 from backends.types import LegUsage, TransferProgress
 from gateway.errors import GatewayError
-from gateway.limits.usage import Use
+from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.splice import Splice
 from gateway.relay.splice_events import LegId, StartLeg
 from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
 from policies.plans import Plan
+from policies.rules import NO_SLO, SloRules
 from policies.types import Role
 
 
 class Record:
     """One answer's telemetry. ``close`` counts the answer; it may be called more than once.
 
-    ``note_use`` is told what was used, in parts.
+    ``note_use`` is told what was used, in parts. ``slo``: what its tenant was promised; the time that it waited for a
+    place, ``waited_s``, counts there, as the client waited too.
     """
 
     def __init__(
-        self, timeline: Timeline, metrics: Metrics, plan: Plan, note_use: Callable[[Use], None] = lambda use: None
+        self,
+        timeline: Timeline,
+        metrics: Metrics,
+        plan: Plan,
+        note_use: Callable[[Use], None] = lambda use: None,
+        slo: SloRules = NO_SLO,
+        waited_s: float = 0.0,
     ) -> None:
         self._timeline = timeline
         self._metrics = metrics
@@ -36,6 +44,12 @@ class Record:
         self._last: tuple[str, str, float] | None = None
         self._wan_bytes = 0
         self._roles: dict[str, int] = {}
+        self._slo = slo
+        self._asked_s = timeline.started_s - waited_s
+        self._first_s: float | None = None
+        self._longest_gap_s = 0.0
+        self._finished_s: float | None = None
+        self._slo_met: bool | None = None
         timeline.summary.update(
             plan=plan.kind, reason=plan.reason, prefill=plan.prefill, relay=plan.relay, main=plan.main
         )
@@ -51,14 +65,17 @@ class Record:
         role, instance = given.role, given.instance
         now_s = self._timeline.clock()
         if self._last is None:
+            self._first_s = now_s
             ttft_s = now_s - self._timeline.started_s
             self._metrics.ttft.labels(self._model, self._plan.kind).observe(ttft_s)
             self._timeline.summary["ttft_s"] = round(ttft_s, 6)
             self.note("first_token", role=role, instance=instance)
-        elif self._last[1] != instance:
+        else:
             gap_s = now_s - self._last[2]
-            self._metrics.joint_gap.labels(self._model).observe(gap_s)
-            self.note("joint", role=role, instance=instance, position=given.position, gap_s=round(gap_s, 6))
+            self._longest_gap_s = max(self._longest_gap_s, gap_s)
+            if self._last[1] != instance:
+                self._metrics.joint_gap.labels(self._model).observe(gap_s)
+                self.note("joint", role=role, instance=instance, position=given.position, gap_s=round(gap_s, 6))
         self._last = (role, instance, now_s)
         self._roles[role] = self._roles.get(role, 0) + len(given.ids)
 
@@ -104,6 +121,7 @@ class Record:
     def finished(self, reason: str, completion_tokens: int, usage: LegUsage | None) -> None:
         """The answer is complete."""
         self._outcome = reason
+        self._finished_s = self._timeline.clock()
         self.note(
             "finished",
             reason=reason,
@@ -114,6 +132,7 @@ class Record:
     def failed(self, failure: GatewayError, cause: BackendError | None) -> None:
         """The answer cannot go on."""
         self._outcome = "failed"
+        self._slo_met = self._slo.judge_failure() if failure.status >= 500 else None
         self.note("failed", status=failure.status, cause=str(cause) if cause else None)
 
     def close(self, splice: Splice) -> None:
@@ -123,11 +142,14 @@ class Record:
         self._closed = True
         if self._outcome == "client_gone":
             self.note("client_gone")
+        elif self._finished_s is not None:
+            self._slo_met = self._judge(self._finished_s)
         self._timeline.summary.update(
             outcome=self._outcome,
             tokens={role.value: self._roles.get(role.value, 0) for role in Role},
             discarded_tokens=splice.discarded_tokens,
             handoff_rounds=splice.rounds,
+            slo_met=self._slo_met,
         )
         self._metrics.in_flight.labels(self._model).dec()
         self._metrics.requests.labels(self._model, self._plan.kind, self._outcome).inc()
@@ -135,4 +157,12 @@ class Record:
         for role, count in self._roles.items():
             self._metrics.tokens.labels(self._model, role).inc(count)
         p, rld, md = (self._roles.get(role.value, 0) for role in (Role.P, Role.RLD, Role.MD))
-        self._note_use(Use(p_tokens=p, rld_tokens=rld, md_tokens=md, cost=self._cost))
+        use = use_of_slo(self._slo_met)
+        use.add(Use(p_tokens=p, rld_tokens=rld, md_tokens=md, cost=self._cost))
+        self._note_use(use)
+
+    def _judge(self, finished_s: float) -> bool | None:
+        """Judge by what the client saw: its last tokens may have waited for it, or for the joint."""
+        first_s = finished_s if self._first_s is None else self._first_s
+        ended_s = finished_s if self._last is None else max(finished_s, self._last[2])
+        return self._slo.judge(first_s - self._asked_s, ended_s - self._asked_s, self._longest_gap_s)

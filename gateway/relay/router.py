@@ -60,7 +60,7 @@ class Router:
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
-        record = Record(timeline, self.metrics, decision.plan, note_use)
+        record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
         failover = Failover(decision.plan, request, Where.of(rules), self.pools, self.rng)
         return RelayAnswer(self._plan(request, rules, decision), failover, self.pools, self.aligner, record)
 

@@ -15,7 +15,8 @@ class GenerationRequest:
 
     ``max_tokens`` None: the client set no limit (the context limit applies). ``features`` tell whether the answer may
     be split. ``output_hint_tokens``: the client's own guess. ``session``: the client's name for the conversation.
-    ``rules``: those that the request keeps; None: those in force for its tenant and session.
+    ``rules``: those that the request keeps; None: those in force for its tenant and session. ``waited_s``: how long it
+    waited for a place.
     """
 
     request_id: str
@@ -32,6 +33,7 @@ class GenerationRequest:
     output_hint_tokens: int | None = None
     session: str | None = None
     rules: Rules | None = None
+    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

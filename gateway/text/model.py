@@ -49,14 +49,13 @@ def load_model(
     name: str,
     directory: Path,
     *,
-    context_tokens: int | None = None,
     threads: int = 2,
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
 ) -> ServedModel:
     """Load a model's tokenizer, template and limits.
 
-    ``context_tokens`` overrides the directory's. ``reasoning_parser`` is one of REASONING_PARSERS, ``tool_parser`` one
+    ``reasoning_parser`` is one of REASONING_PARSERS, ``tool_parser`` one
     of TOOL_PARSERS. Raises ModelDirectoryError.
     """
     if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
@@ -67,7 +66,7 @@ def load_model(
         raise ModelDirectoryError(f"{directory}: no such directory")
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     settings = read_json(directory / "tokenizer_config.json", needed=False)
-    config = read_json(directory / "config.json", needed=context_tokens is None)
+    config = read_json(directory / "config.json", needed=True)
     generation = read_json(directory / "generation_config.json", needed=False)
     return ServedModel(
         name=name,
@@ -76,7 +75,7 @@ def load_model(
         vocabulary=Vocabulary(tokenizer),
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
-        context_tokens=context_tokens or find_context(directory, config),
+        context_tokens=find_context(directory, config),
         reads_reasoning=reasoning_parser is not None,
         reads_tools=tool_parser is not None,
     )

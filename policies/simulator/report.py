@@ -54,8 +54,7 @@ def is_good(outcome: Outcome, slo: SloRules) -> bool:
     """Tell whether a request was within the promises."""
     if outcome.ttft_s is None or outcome.end_s is None:
         return False
-    in_time = outcome.ttft_s <= slo.ttft_s and outcome.end_s - outcome.row.at_s <= slo.total_s
-    return in_time and (slo.gap_s is None or outcome.gap_s <= slo.gap_s)
+    return slo.judge(outcome.ttft_s, outcome.end_s - outcome.row.at_s, outcome.gap_s) is not False
 
 
 def make_report(outcomes: Sequence[Outcome], refused: int, wan_bytes: float, cost: float, slo: SloRules) -> Report:

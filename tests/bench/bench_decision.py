@@ -62,7 +62,7 @@ def build_index(rng: random.Random) -> HashedIndex:
         spec = CacheSpec(name_of(role, number), MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
         mirror.admit(spec)
         others = [rng.getrandbits(64) for _ in range(OTHER_BLOCKS)]
-        mirror.apply(spec.id, 0, CacheDelta(device=keys[: rng.randrange(BLOCKS)] + others))
+        mirror.apply(spec.id, 0, CacheDelta(held=keys[: rng.randrange(BLOCKS)] + others))
         mirror.set_known(spec.id, True)
     return HashedIndex(mirror, keys)
 

@@ -61,7 +61,7 @@ def _measure_lookup(prompt: "array[int]", rng: random.Random) -> float:
         spec = CacheSpec(f"i{number}", _MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
         mirror.admit(spec)
         others = [rng.getrandbits(64) for _ in range(16_000)]
-        mirror.apply(spec.id, 0, CacheDelta(device=keys[: rng.randrange(len(keys))] + others))
+        mirror.apply(spec.id, 0, CacheDelta(held=keys[: rng.randrange(len(keys))] + others))
         mirror.set_known(spec.id, True)
     return _median_us(lambda: mirror.hits(_MODEL, keys, len(prompt)))
 
@@ -95,7 +95,7 @@ async def _measure_warm_start(rng: random.Random) -> float:
             gen = await store.open(spec, "writer")
             assert gen is not None
             await store.publish(
-                spec, "writer", gen, 0, Change(CacheDelta(device=[rng.getrandbits(64) for _ in range(share)]))
+                spec, "writer", gen, 0, Change(CacheDelta(held=[rng.getrandbits(64) for _ in range(share)]))
             )
             await store.set_known(spec, "writer", gen, True)
         changed = asyncio.Event()
@@ -108,7 +108,7 @@ async def _measure_warm_start(rng: random.Random) -> float:
             changed.clear()
             await changed.wait()
         taken = time.perf_counter() - begin
-        held = sum(instance.device_blocks for instance in index.stats().instances.values())
+        held = sum(instance.blocks for instance in index.stats().instances.values())
         assert held == share * len(specs)
         await index.aclose()
         return taken

@@ -86,11 +86,11 @@ class IndexSuite:
     """Tests over the fixture ``rig``, a ``Rig`` whose index was started."""
 
     async def test_stored_blocks_are_a_hit(self, rig: Rig) -> None:
-        """Blocks that the engine stored count from the start of the prompt, on device."""
+        """Blocks that the engine stored count from the start of the prompt."""
         engine = await rig.publisher()
         await engine.publish(stored(HASHES[:4], PROMPT[:64]), stored(HASHES[4:5], PROMPT[64:80], parent=4))
         await rig.until_tokens(80)
-        assert rig.hit() == CacheHit(80, 80, 80, predicted=False)
+        assert rig.hit() == CacheHit(80, 80, predicted=False)
         assert rig.hit(prompt=[7, *PROMPT]).tokens == 0
 
     async def test_instance_without_history_is_unknown(self, rig: Rig) -> None:
@@ -100,7 +100,7 @@ class IndexSuite:
         await engine.publish(stored([99], range(16)), lost=True)
         await engine.publish(stored(HASHES[:2], PROMPT[:32]))
         await rig.changes.until(lambda: rig.hit().at_least_tokens == 32)
-        assert rig.hit() == CacheHit(None, None, 32, predicted=False)
+        assert rig.hit() == CacheHit(None, 32, predicted=False)
 
     async def test_history_is_replayed_at_the_start(self, rig: Rig) -> None:
         """Events from before the index was there come from the engine's replay buffer."""
@@ -136,15 +136,15 @@ class IndexSuite:
         await first.publish(CLEARED)
         await rig.until_tokens(0, "md1")
         assert rig.hit("md2").tokens == 160
-        assert rig.index.stats().instances["md1"].lower_blocks == 0
+        assert rig.index.stats().instances["md1"].blocks == 0
 
-    async def test_slower_tiers_extend_the_device_prefix(self, rig: Rig) -> None:
-        """Blocks that were moved to host memory still count, but not as device tokens."""
+    async def test_slower_tiers_count_too(self, rig: Rig) -> None:
+        """Blocks that were moved to host memory still count, until they have left that as well."""
         engine = await rig.publisher()
         await engine.publish(stored(HASHES, PROMPT[:160]), stored(HASHES[5:], PROMPT[80:160], 5, medium="CPU"))
         await engine.publish(removed(HASHES[6:]))
-        await rig.changes.until(lambda: rig.hit().device_tokens == 96)
-        assert rig.hit().tokens == 160
+        await engine.publish(removed(HASHES[8:], medium="CPU"))
+        await rig.until_tokens(128)
         await engine.publish(removed(HASHES[5:], medium="CPU"))
         await rig.until_tokens(96)
 
@@ -249,7 +249,7 @@ class IndexSuite:
         assert rig.hit().tokens == 32
         engine.restart()
         rig.index.add_instance(CacheSpec("md1", MODEL, 16, (engine.source,), boot_id="two"))
-        assert rig.hit() == CacheHit(None, None, 0, predicted=False)
+        assert rig.hit() == CacheHit(None, 0, predicted=False)
         await rig.until_tokens(0)
         await engine.publish(stored(HASHES[:1], PROMPT[:16]))
         await rig.until_tokens(16)
@@ -266,7 +266,7 @@ class IndexSuite:
         await engine.wait_for_subscriber()
         await engine.publish(stored([1], PROMPT[:16]))
         await rig.until_tokens(16)
-        assert rig.index.stats().instances["md1"].device_blocks == 1
+        assert rig.index.stats().instances["md1"].blocks == 1
 
     async def test_removed_instance_is_not_looked_up(self, rig: Rig) -> None:
         """A removed instance is in no answer, whatever its engine still publishes."""
@@ -355,7 +355,7 @@ class IndexSuite:
         rig.index.note_routed("p1", MODEL, range(40), salt="tenant-a")
         rig.index.note_routed("nobody", MODEL, PROMPT)
         await rig.changes.until(lambda: rig.hit("p1").tokens == 128)
-        assert rig.hit("p1") == CacheHit(128, 128, 128, predicted=True)
+        assert rig.hit("p1") == CacheHit(128, 128, predicted=True)
         assert rig.hit("p1", prompt=range(40)).tokens == 0
         rig.clock.now_s += rig.predicted_ttl_s / 2
         rig.index.note_routed("p1", MODEL, PROMPT[:65])

@@ -189,10 +189,10 @@ def test_index_knows_the_prompts() -> None:
     residency = Residency(lambda lora, salt: chain_seed("demo", lora, salt), counters)
     for frame in FRAMES:
         residency.apply(decode_batch(bytes.fromhex(frame.payload)))
-    device = {key for change in residency.snapshot() for key in change.delta.device}
+    held = {key for change in residency.snapshot() for key in change.delta.held}
     for prompt, salt in ((PROMPT, None), (SALTED, SALT)):
         whole = len(prompt) // BLOCK_TOKENS * BLOCK_TOKENS
         keys = hash_blocks(prompt[:whole], chain_seed("demo", None, salt))
-        assert keys and device >= set(keys)
-        assert device.isdisjoint(hash_blocks(prompt[:whole], chain_seed("demo", None, "another")))
+        assert keys and held >= set(keys)
+        assert held.isdisjoint(hash_blocks(prompt[:whole], chain_seed("demo", None, "another")))
     assert not counters["orphan_blocks"] and not counters["opaque_blocks"]

@@ -15,10 +15,10 @@ from backends.kv.bridge.metrics import BridgeMetrics
 from backends.kv.bridge.mover import Mover
 from backends.kv.bridge.resp import StoreAddress
 from backends.kv.bridge.types import BridgeLimits
-from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.telemetry.metrics import Metrics
 from tests.docker.files import DOCKER, host_port, ports_of, read_compose, read_yaml
+from tests.fakes.memory_index import MemoryIndex
 
 BOARD = DOCKER / "grafana" / "dashboards" / "pdd.json"
 SUFFIXES = {"counter": {"_total"}, "histogram": {"_bucket", "_sum", "_count"}, "gauge": {""}}

@@ -76,14 +76,14 @@ async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: 
 
 async def stall_link(regions: Regions) -> None:
     """Let nothing pass between the regions for a while; connections stand."""
-    await regions.cluster.control_wan("stall", on=True)
+    await regions.control_wan("stall", on=True)
     await asyncio.sleep(1.5)
-    await regions.cluster.control_wan("stall", on=False)
+    await regions.control_wan("stall", on=False)
 
 
 async def slow_link(regions: Regions) -> None:
     """Let the link lose most of its rate."""
-    await regions.cluster.control_wan("set", rate_mbit=RATE_MBIT / 10)
+    await regions.control_wan("set", rate_mbit=RATE_MBIT / 10)
 
 
 async def kill_md(regions: Regions) -> None:
@@ -109,7 +109,7 @@ async def test_slow_link_does_not_slow_the_relay(whole: Regions) -> None:
     try:
         asked = await _ask_and_break(whole, in_eager, slow_link)
     finally:
-        await whole.cluster.control_wan("set", rate_mbit=RATE_MBIT)
+        await whole.control_wan("set", rate_mbit=RATE_MBIT)
     await _assert_exact(whole, asked)
 
 

@@ -27,8 +27,7 @@ class KnownIndex:
     ) -> dict[str, CacheHit]:
         """Say what the test has set."""
         return {
-            id_: CacheHit(tokens=tokens, device_tokens=tokens, at_least_tokens=tokens, predicted=False)
-            for id_, tokens in self.hits.items()
+            id_: CacheHit(tokens=tokens, at_least_tokens=tokens, predicted=False) for id_, tokens in self.hits.items()
         }
 
     def note_routed(
@@ -44,7 +43,7 @@ class KnownIndex:
 
     def stats(self) -> IndexStats:
         """Nothing to count."""
-        return IndexStats(instances={}, counters={}, redis_up=None)
+        return IndexStats(instances={}, counters={}, redis_up=True)
 
     async def aclose(self) -> None:
         """Nothing to stop."""

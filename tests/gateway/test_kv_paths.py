@@ -13,6 +13,7 @@ from gateway.app import Gateway
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import Settings, parse_settings
 from tests.fakes.index import KnownIndex
+from tests.valkey import make_away
 
 URL = "http://127.0.0.1:9"
 
@@ -39,7 +40,7 @@ def settings_of(link: dict[str, Any]) -> Settings:
 )
 async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
     """Each path is what its name says, with the settings that belong to it."""
-    gateway = await asyncio.to_thread(Gateway, settings_of(link), KnownIndex())
+    gateway = await asyncio.to_thread(Gateway, settings_of(link), KnownIndex(), make_away())
     found = gateway.links.get("a", "b")
     assert found is not None and type(found.path) is path_type
     assert found.lease_s == link.get("lease_s", 30.0)

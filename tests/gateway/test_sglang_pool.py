@@ -7,6 +7,7 @@ import httpx
 
 from gateway.app import Gateway
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from tests.fakes.index import KnownIndex
 from tests.fakes.script import continuation
 from tests.fakes.server import AppServer
@@ -16,7 +17,7 @@ from tests.gateway.model_dir import model_dir
 __all__ = ["model_dir"]
 
 
-async def test_main_decode_alone_serves(model_dir: Path) -> None:
+async def test_main_decode_alone_serves(model_dir: Path, shared_redis: SharedRedis) -> None:
     """Each answer is one engine's, its ids as that engine made them, and a pair is asked as one."""
     async with FakeSglang() as single, FakeSglang(mode="prefill") as prefill, FakeSglang(mode="decode") as decode:
         single.served_model = prefill.served_model = decode.served_model = "tiny"
@@ -33,7 +34,7 @@ async def test_main_decode_alone_serves(model_dir: Path) -> None:
             }
         )
         async with (
-            await asyncio.to_thread(Gateway, settings, KnownIndex({})) as gateway,
+            await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis) as gateway,
             AppServer(gateway.app) as server,
             httpx.AsyncClient(base_url=server.url, timeout=10) as client,
         ):

@@ -23,4 +23,4 @@ async def kill_bridge(regions: Regions) -> None:
 
 async def cut_link(regions: Regions) -> None:
     """Break all connections between the regions for a while."""
-    await regions.cluster.control_wan("cut", for_s=0.5)
+    await regions.control_wan("cut", for_s=0.5)

@@ -124,6 +124,11 @@ class Regions:
         """What one engine gives for the same prompt."""
         return await run_alone(self.cluster.children["p1"].url, MODEL, asked.prompt_ids, tokens)
 
+    async def control_wan(self, verb: str, **body: Any) -> None:
+        """Stall, cut, heal or set the link."""
+        url = self.cluster.children["wan"].url
+        (await self.client.post(f"{url}/{verb}", json=body)).raise_for_status()
+
     def newest_timeline(self) -> dict[str, Any]:
         """The course of the newest request."""
         newest = self.gateway.timelines.newest()
@@ -156,8 +161,8 @@ class Regions:
 
     async def healed(self) -> None:
         """Everything that a test broke is whole again, and the gateway knows."""
-        await self.cluster.control_wan("heal")
-        await self.cluster.control_wan("stall", on=False)
+        await self.control_wan("heal")
+        await self.control_wan("stall", on=False)
         for name, child in list(self.cluster.children.items()):
             if not child.is_running:
                 await self.restart(name)

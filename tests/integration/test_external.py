@@ -9,6 +9,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
 from tests.fakes.upstream import SSE, FakeUpstream, Say
@@ -29,7 +30,9 @@ def choice(text: str, finish: str | None = None) -> dict[str, object]:
     return {"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": finish}
 
 
-async def test_a_chat_without_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_chat_without_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: SharedRedis
+) -> None:
     """openai-python gets the provider's answer, streamed, under the model's own name; its price is counted."""
     monkeypatch.setenv("PROVIDER_KEY", "provider-secret")
     usage = {"prompt_tokens": 1000, "completion_tokens": 2, "total_tokens": 1002}
@@ -47,7 +50,7 @@ async def test_a_chat_without_engines(tmp_path: Path, monkeypatch: pytest.Monkey
             }
         )
         async with (
-            await asyncio.to_thread(Gateway, settings, KnownIndex({})) as gateway,
+            await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis) as gateway,
             AppServer(gateway.app) as server,
             openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client,
         ):

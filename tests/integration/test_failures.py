@@ -48,7 +48,7 @@ async def kill_md(regions: Regions) -> None:
 
 async def stall_link(regions: Regions) -> None:
     """Let nothing pass between the regions for a while; connections stand."""
-    await regions.cluster.control_wan("stall", on=True)
+    await regions.control_wan("stall", on=True)
     asyncio.get_running_loop().call_later(1.5, lambda: _heal_soon(regions))
 
 
@@ -56,7 +56,7 @@ _healing: set[asyncio.Task[None]] = set()
 
 
 def _heal_soon(regions: Regions) -> None:
-    task = asyncio.ensure_future(regions.cluster.control_wan("stall", on=False))
+    task = asyncio.ensure_future(regions.control_wan("stall", on=False))
     _healing.add(task)
     task.add_done_callback(_healing.discard)
 

@@ -19,6 +19,7 @@ from gateway.demo.cluster import MODEL
 from policies.rules import parse_rules
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
+from tests.valkey import open_empty
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -60,7 +61,7 @@ class Rig:
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def rig() -> AsyncIterator[Rig]:
+async def rig(valkey_url: str) -> AsyncIterator[Rig]:
     """One engine process behind a gateway."""
     child = await asyncio.create_subprocess_exec(
         sys.executable, *COMMAND, "--listen", "127.0.0.1:0", "--die-with-parent", stdout=asyncio.subprocess.PIPE
@@ -76,10 +77,11 @@ async def rig() -> AsyncIterator[Rig]:
             "canary_interval_s": 0,
         }
     )
-    gateway = Gateway(settings, KnownIndex({"p": 0, "md": 0}), None, True)
     try:
-        async with gateway, AppServer(gateway.app) as server, httpx.AsyncClient(timeout=120) as client:
-            yield Rig(gateway, server.url, client)
+        async with open_empty(valkey_url) as redis:
+            gateway = Gateway(settings, KnownIndex({"p": 0, "md": 0}), redis, True)
+            async with gateway, AppServer(gateway.app) as server, httpx.AsyncClient(timeout=120) as client:
+                yield Rig(gateway, server.url, client)
     finally:
         child.terminate()
         await child.wait()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from policies.plans import Decision
 from policies.route import choose_plan
 from policies.rules import Rules, parse_rules
-from policies.types import Alignment, Facts, Hit, InstanceView, LinkView, Placement, Role, SingularUse, Slo, Snapshot
+from policies.types import Alignment, Facts, Hit, InstanceView, LinkView, Placement, Role, SingularUse, Snapshot
 
 KV_BYTES = 50_000
 MODEL = "m"
@@ -129,8 +129,12 @@ SNAPSHOTS = st.builds(
 )
 
 RULES = st.builds(
-    lambda pipelines, bound, classic, singular: rules(
-        pipelines=pipelines, direct_wan_bound_s=bound, direct_classic=classic, singular=singular
+    lambda pipelines, bound, classic, singular, gap_s: rules(
+        pipelines=pipelines,
+        direct_wan_bound_s=bound,
+        direct_classic=classic,
+        singular=singular,
+        slo={"gap_s": gap_s},
     ),
     st.sampled_from([["direct", "relay"], ["direct", "relay"], ["relay"], ["direct"]]),
     st.sampled_from([0.5, 0.0, 10.0]),
@@ -138,6 +142,7 @@ RULES = st.builds(
     st.sampled_from(
         [{}, {"enabled": False}, {"min_uncached_tokens": 1, "max_hit": 1.0}, {"min_uncached_tokens": 10_000}]
     ),
+    st.sampled_from([None, None, 0.1]),
 )
 
 
@@ -155,8 +160,7 @@ def cases(draw: st.DrawFn) -> tuple[Facts, Snapshot, Rules, random.Random]:
         hits=hits,
         max_output_tokens=draw(st.sampled_from([64, None, 600])),
         predicted_output_tokens=draw(st.sampled_from([None, 100, 3000])),
-        unsplittable=draw(st.sampled_from([None] * 12 + ["seeded_sampling", "single_token", "multimodal"])),
+        unsplittable=draw(st.sampled_from([None] * 12 + ["seeded_sampling", "single_token", "structured_output"])),
         session=draw(st.sampled_from([None, "s"])),
-        slo=draw(st.sampled_from([None, Slo(), Slo(gap_s=0.1)])),
     )
     return request, seen, draw(RULES), random.Random(draw(st.integers(0, 100)))

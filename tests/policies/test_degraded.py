@@ -96,4 +96,4 @@ def test_nobody_left(mains: list[Any], reason: str) -> None:
 def test_nobody_left_for_a_whole_request() -> None:
     """A request that passes through fails without an MD even where an RLD is up."""
     with pytest.raises(NoInstance):
-        decide(facts(unsplittable="multimodal"), snapshot(P1, R1, DOWN))
+        decide(facts(), snapshot(P1, R1, DOWN, prefix_cache_effective=False))

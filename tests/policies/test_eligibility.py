@@ -8,7 +8,6 @@ from policies.eligibility import (
     OWN_ANSWER,
     REFUSABLE,
     UNSPLITTABLE,
-    WHOLE_REQUEST,
     RequestFeatures,
     unsplittable_reason,
 )
@@ -21,11 +20,6 @@ CASES = [
     (RequestFeatures(), None),
     (replace(PLAIN, structured_output=True), "structured_output"),
     (replace(PLAIN, forced_tool=True), "forced_tool"),
-    (replace(PLAIN, n=2), "multi_sequence"),
-    (replace(PLAIN, best_of=1), None),
-    (replace(PLAIN, best_of=2), "multi_sequence"),
-    (replace(PLAIN, beam=True), "multi_sequence"),
-    (replace(PLAIN, batch=True), "batch"),
     (replace(PLAIN, presence_penalty=0.1), "penalty_state"),
     (replace(PLAIN, frequency_penalty=-0.1), "penalty_state"),
     (replace(PLAIN, multi_token_bad_words=True), "bad_words"),
@@ -33,10 +27,6 @@ CASES = [
     (replace(PLAIN, seeded=True, temperature=None), "seeded_sampling"),
     (replace(PLAIN, seeded=True, temperature=0.0), None),
     (replace(PLAIN, thinking_budget=True), "thinking_budget"),
-    (replace(PLAIN, multimodal=True), "multimodal"),
-    (replace(PLAIN, echo=True), "echo"),
-    (replace(PLAIN, prompt_logprobs=True), "prompt_logprobs"),
-    (replace(PLAIN, suffix=True), "suffix"),
     (replace(PLAIN, max_tokens=1), "single_token"),
     (replace(PLAIN, max_tokens=2), None),
     (replace(PLAIN, max_tokens=1, structured_output=True), "structured_output"),
@@ -92,8 +82,7 @@ def test_allowed_by_rule() -> None:
 
 
 def test_sets_name_codes_of_the_table() -> None:
-    """The sets that steer the plan hold known codes only, and do not overlap."""
+    """The set that steers the plan holds known codes only, and no code is in both tables."""
     codes = {code for code, _ in UNSPLITTABLE}
-    assert codes >= WHOLE_REQUEST | OWN_ANSWER
-    assert not WHOLE_REQUEST & OWN_ANSWER
+    assert codes >= OWN_ANSWER
     assert not codes & {code for code, _ in REFUSABLE}

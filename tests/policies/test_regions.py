@@ -52,7 +52,8 @@ def test_unsplittable_requests_stay_too() -> None:
     assert decide(facts(unsplittable="structured_output"), given=A).plan == Direct(
         "p1", "r1", "structured_output", classic=True
     )
-    assert decide(facts(unsplittable="multimodal"), given=A).plan == PassThrough("r1", "multimodal")
+    whole = decide(facts(), snapshot(prefix_cache_effective=False), A)
+    assert whole.plan == PassThrough("r1", "prefix_cache_ineffective")
     assert decide(facts(), snapshot(R1, M1), A).plan == PassThrough("r1", "no_prefill")
 
 

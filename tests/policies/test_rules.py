@@ -152,6 +152,28 @@ def test_every_field_is_described() -> None:
             assert any("description" in part or "$ref" in part for part in inner), name
 
 
+@pytest.mark.parametrize(
+    ("promised", "seen", "met"),
+    [
+        ({}, (5.0, 30.0, 99.0), True),
+        ({}, (5.01, 30.0, 0.0), False),
+        ({}, (5.0, 30.01, 0.0), False),
+        ({"gap_s": 0.5}, (1.0, 1.0, 0.51), False),
+        ({"ttft_s": None}, (99.0, 30.0, 0.0), True),
+        ({"total_s": None}, (1.0, 99.0, 0.0), True),
+        ({"ttft_s": None, "total_s": None}, (99.0, 99.0, 99.0), None),
+        ({"ttft_s": None, "total_s": None, "gap_s": 1.0}, (99.0, 99.0, 1.0), True),
+    ],
+)
+def test_an_answer_meets_all_that_is_promised(
+    promised: dict[str, Any], seen: tuple[float, float, float], met: bool | None
+) -> None:
+    """Each time that is promised must hold, up to its very bound; where nothing is promised nothing is judged."""
+    slo = parse_rules({"slo": promised}).slo
+    assert slo.judge(*seen) is met
+    assert slo.judge_failure() is (None if met is None else False)
+
+
 def test_hand_off_defaults_keep_the_joint_short() -> None:
     """The default threshold is small enough that the last extend goes unseen."""
     assert 8 <= HandoffRules().threshold_tokens <= 16

@@ -11,6 +11,7 @@ from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import parse_settings
 from tests.fakes.index import KnownIndex
 from tests.gateway.model_dir import model_dir
+from tests.valkey import make_away
 
 __all__ = ["model_dir"]
 
@@ -89,4 +90,4 @@ def test_an_unknown_kind_stops_the_start(model_dir: Path) -> None:
         }
     )
     with pytest.raises(BadSettings, match=r"engines\[p1\]\.kind: there is no engine adapter 'nonsense'"):
-        Gateway(settings, KnownIndex({}))
+        Gateway(settings, KnownIndex({}), make_away())

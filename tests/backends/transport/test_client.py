@@ -149,8 +149,8 @@ async def test_pool_is_bounded() -> None:
         gate.open()
         for response in await asyncio.gather(*sends):
             await response.body()
-        assert origin.idle_connections == IDLE_CONNECTIONS
         await engine.connections_left(IDLE_CONNECTIONS)
+        assert origin.open_connections == IDLE_CONNECTIONS
         await origin.aclose()
         assert origin.open_connections == 0
 

@@ -11,6 +11,7 @@ from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
+from tests.valkey import make_away
 
 
 def make_access(
@@ -22,9 +23,9 @@ def make_access(
 ) -> Access:
     """Return what the API asks, without a Redis. All tenants have the same rules; use is counted in ``registry``."""
     used = rules or Rules()
-    metrics = Metrics()
+    metrics, away = Metrics(), make_away()
     unbounded = AdmissionQueues(lambda model: None, 0, 1.0)
     gate = AdmissionControl(
-        RateLimiter(None, lambda: 1), queues or unbounded, UsageMeter(None, registry or CollectorRegistry()), metrics
+        RateLimiter(away, lambda: 1), queues or unbounded, UsageMeter(away, registry or CollectorRegistry()), metrics
     )
     return Access(identify, lambda tenant, key: used, Salts(secret), gate, shows_plans=identify is identify_anyone)

@@ -15,9 +15,10 @@ from gateway.api.exchange import Access
 from gateway.errors import GatewayError
 from gateway.limits.admission import spell_duration
 from gateway.limits.queues import AdmissionQueues
+from gateway.relay.types import GenerationRequest
 from gateway.text.model import ServedModel
 from policies.rules import parse_rules
-from tests.fakes.answers import ScriptedGenerator, say
+from tests.fakes.answers import ScriptedGenerator, Step, say
 from tests.fakes.gates import HoldGate
 from tests.fakes.server import AppServer
 from tests.gateway.api.access import make_access
@@ -44,6 +45,10 @@ class Served:
     def used(self, what: str) -> float:
         """What the tenant has used."""
         return self.registry.get_sample_value(f"pdd_tenant_{what}_total", {"tenant": "default"}) or 0.0
+
+    def missed(self) -> float:
+        """Requests that did not get what was promised."""
+        return self.registry.get_sample_value("pdd_slo_requests_total", {"tenant": "default", "met": "false"}) or 0.0
 
 
 @asynccontextmanager
@@ -175,6 +180,40 @@ async def test_a_request_that_came_to_nothing_costs_nothing(state: ApiState, gen
     assert remaining >= 1000 - len(generator.requests[-1].prompt) - 50
 
 
+@pytest.mark.parametrize(
+    ("slo", "error", "missed"),
+    [({}, 503, 1), ({}, 400, 0), ({"ttft_s": None, "total_s": None}, 503, 0)],
+)
+async def test_a_request_that_nothing_could_start_misses_its_promise(
+    state: ApiState, generator: ScriptedGenerator, slo: dict[str, Any], error: int, missed: int
+) -> None:
+    """Where the engines cannot take it the tenant was promised more, unless nothing was; its own mistakes are its."""
+
+    def refuse(request: GenerationRequest) -> list[Step]:
+        raise GatewayError(error, "none")
+
+    generator.script = refuse
+    async with serve(state, {"slo": slo}) as served:
+        assert (await served.ask()).status_code == error
+        assert served.missed() == missed
+
+
+async def test_the_wait_for_a_place_is_told(state: ApiState, generator: ScriptedGenerator) -> None:
+    """Each choice of a request that stood in the queue knows for how long, as its client waited too."""
+    held = HoldGate()
+    generator.script = lambda request: [held, *say([300])]
+    queues = AdmissionQueues(lambda model: 1, 5, 10.0)
+    async with serve(state, {}, queues=queues) as served:
+        first = asyncio.create_task(served.ask())
+        await held.arrivals()
+        second = asyncio.create_task(served.ask({**SHORT, "n": 2}))
+        while not queues.waiting:
+            await served.http.get("/v1/models")
+        held.open()
+        assert (await first).status_code == (await second).status_code == 200
+    assert [request.waited_s > 0.0005 for request in generator.requests] == [False, True, True]
+
+
 async def test_a_full_gateway_sheds(state: ApiState, generator: ScriptedGenerator) -> None:
     """Where nobody may wait the next request is refused at once, and served once there is room."""
     held = HoldGate()
@@ -185,6 +224,7 @@ async def test_a_full_gateway_sheds(state: ApiState, generator: ScriptedGenerato
         refused = await served.ask()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
         assert int(refused.headers["retry-after"]) >= 1
+        assert served.missed() == 1
         held.open()
         assert (await first).status_code == (await served.ask()).status_code == 200
 

@@ -14,6 +14,7 @@ from backends.types import LinkState
 from gateway.__main__ import main
 from gateway.app import Gateway
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from tests.fakes.engine import FakeEngine, answer
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
@@ -70,10 +71,10 @@ class Fleet:
         return path
 
     @asynccontextmanager
-    async def gateway(self, hits: dict[str, int], **changes: Any) -> AsyncIterator[Gateway]:
+    async def gateway(self, hits: dict[str, int], redis: SharedRedis, **changes: Any) -> AsyncIterator[Gateway]:
         """Open a gateway whose index knows ``hits``."""
         settings = parse_settings(self.settings(**changes))
-        async with await asyncio.to_thread(Gateway, settings, KnownIndex(hits)) as gateway:
+        async with await asyncio.to_thread(Gateway, settings, KnownIndex(hits), redis) as gateway:
             yield gateway
 
     @property

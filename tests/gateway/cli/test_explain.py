@@ -10,6 +10,7 @@ from gateway.auth.secrets import Salts
 from gateway.cli.explain import describe, explain
 from gateway.cli.observe import CannotInspect
 from gateway.errors import GatewayError
+from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import Publisher, run_publisher, stored
 from tests.valkey import run_valkey
@@ -25,9 +26,9 @@ def body(prompt: Any = PROMPT, max_tokens: int = 2000, **fields: Any) -> bytes:
     return json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": max_tokens} | fields).encode()
 
 
-async def test_a_long_cold_prompt_is_relayed(fleet: Fleet) -> None:
+async def test_a_long_cold_prompt_is_relayed(fleet: Fleet, shared_redis: SharedRedis) -> None:
     """Facts, estimate, plan, scores and reason are told, and no engine is asked for anything."""
-    async with fleet.gateway(COLD) as gateway:
+    async with fleet.gateway(COLD, shared_redis) as gateway:
         told = await explain(gateway, body())
     assert told.keys() == {"facts", "estimate", "plan", "reason", "why", "scores"}
     assert (told["plan"]["kind"], told["reason"]) == ("relay", "wan_slow")
@@ -37,34 +38,34 @@ async def test_a_long_cold_prompt_is_relayed(fleet: Fleet) -> None:
     assert fleet.calls == 0
 
 
-async def test_a_warm_prompt_goes_direct(fleet: Fleet) -> None:
+async def test_a_warm_prompt_goes_direct(fleet: Fleet, shared_redis: SharedRedis) -> None:
     """What MD has cached makes the plan direct."""
-    async with fleet.gateway(COLD | {"md1": 4096}) as gateway:
+    async with fleet.gateway(COLD | {"md1": 4096}, shared_redis) as gateway:
         told = await explain(gateway, body())
     assert (told["plan"]["kind"], told["facts"]["hits"]["md1"]["tokens"]) == ("direct", 4096)
 
 
-async def test_a_very_long_cold_prompt_with_a_short_answer_is_singular(fleet: Fleet) -> None:
+async def test_a_very_long_cold_prompt_with_a_short_answer_is_singular(fleet: Fleet, shared_redis: SharedRedis) -> None:
     """The singular rule is applied as for a gateway with its whole budget left."""
-    async with fleet.gateway(COLD, rules=EAGER) as gateway:
+    async with fleet.gateway(COLD, shared_redis, rules=EAGER) as gateway:
         told = await explain(gateway, body(max_tokens=64))
         longer = await explain(gateway, body(max_tokens=600))
     assert (told["plan"]["kind"], told["plan"]["main"]) == ("singular", None)
     assert longer["plan"]["kind"] == "relay"
 
 
-async def test_unknown_hits_stay_unknown(fleet: Fleet) -> None:
+async def test_unknown_hits_stay_unknown(fleet: Fleet, shared_redis: SharedRedis) -> None:
     """An instance of which nothing is known is told as unknown, not as empty."""
-    async with fleet.gateway({}) as gateway:
+    async with fleet.gateway({}, shared_redis) as gateway:
         told = await explain(gateway, body())
     assert told["reason"] == "hit_unknown"
     assert "cached     md1: unknown" in describe(told)
 
 
-async def test_a_chat_is_made_ready_as_the_api_does(fleet: Fleet) -> None:
+async def test_a_chat_is_made_ready_as_the_api_does(fleet: Fleet, shared_redis: SharedRedis) -> None:
     """Messages go through the chat template, and an answer that may not be split says why."""
     chat = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there."}], "seed": 7, "temperature": 1.0}
-    async with fleet.gateway(COLD) as gateway:
+    async with fleet.gateway(COLD, shared_redis) as gateway:
         template = gateway.served[MODEL].template
         assert template is not None
         text = template.render(chat["messages"], add_generation_prompt=True)  # type: ignore[arg-type]
@@ -75,9 +76,9 @@ async def test_a_chat_is_made_ready_as_the_api_does(fleet: Fleet) -> None:
     assert any("one engine must answer: seeded_sampling" in line for line in describe(told))
 
 
-async def test_a_request_that_cannot_be_decided(fleet: Fleet) -> None:
+async def test_a_request_that_cannot_be_decided(fleet: Fleet, shared_redis: SharedRedis) -> None:
     """Bodies that the API would refuse, that are no request at all, and fleets that cannot serve are errors."""
-    async with fleet.gateway(COLD) as gateway:
+    async with fleet.gateway(COLD, shared_redis) as gateway:
         with pytest.raises(GatewayError, match="not valid JSON"):
             await explain(gateway, b"{")
         with pytest.raises(GatewayError, match="does not exist"):

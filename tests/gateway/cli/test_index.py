@@ -10,16 +10,16 @@ from backends.kv.hashing import chain_seed, hash_blocks
 from gateway.app import Gateway
 from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.index import as_request, look_up
-from gateway.cli.observe import CannotInspect
+from gateway.cli.observe import CannotInspect, Observer
 from gateway.config.document_store import Document
 from gateway.config.settings import parse_settings
-from gateway.index.memory import MemoryIndex
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec
 from gateway.redis.client import SharedRedis
+from gateway.tenancy import open_index
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
 from tests.gateway.index.publisher import run_publisher, stored
-from tests.valkey import run_valkey
+from tests.valkey import open_documents, run_valkey
 
 PROMPT = [index % 500 for index in range(200)]
 
@@ -52,21 +52,26 @@ async def test_engines_are_listened_to(fleet: Fleet, capsys: pytest.CaptureFixtu
         f"store:b:{MODEL}": 0,
     }
     rows = {cells[1]: cells[3:-1:2] for cells in map(str.split, capsys.readouterr().out.splitlines()) if len(cells) > 5}
-    assert rows["md1"][:5] == [MODEL, "yes", "no", "10", "0"]
+    assert rows["md1"][:4] == [MODEL, "yes", "no", "10"]
     assert rows["rld1"][0] == "not"
 
 
-async def test_a_tenants_prompt_is_looked_up_under_its_salt(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_tenants_prompt_is_looked_up_under_its_salt(
+    fleet: Fleet, shared_redis: SharedRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is cached under a tenant's salt is found for that tenant only, and the salt is not told."""
     monkeypatch.setenv("PDD_SECRET", "0123456789abcdef0123")
     settings = parse_settings(fleet.settings(auth={"secret_env": "PDD_SECRET"}))
     body = json.dumps({"prompt": PROMPT, "max_tokens": 1}).encode()
-    async with await asyncio.to_thread(Gateway, settings, MemoryIndex()) as gateway:
+    index = open_index(settings, shared_redis)
+    gateway = await asyncio.to_thread(Gateway, settings, index, shared_redis, True)
+    async with gateway.observing():
         assert gateway.tenancy.book is not None
         gateway.tenancy.book.apply([Document(TENANT_KIND, name, 1, 1, 0, "", "{}") for name in ("acme", "other")])
         salt = gateway.tenancy.access.salts.of("acme")
         gateway.index.note_routed("md1", MODEL, PROMPT, salt)
-        found = {name: await look_up(gateway, MODEL, body, name) for name in ("acme", "other", "default")}
+        seen = Observer(gateway, index)
+        found = {name: await look_up(seen, MODEL, body, name) for name in ("acme", "other", "default")}
     assert {name: one["instances"]["md1"]["tokens"] for name, one in found.items()} == {
         "acme": 192,
         "other": 0,
@@ -85,7 +90,7 @@ async def share(url: str, tokens: int) -> None:
 
 @pytest.mark.slow
 async def test_redis_is_read(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    """What another gateway put into Redis is found, with the time since it was confirmed."""
+    """What another gateway put into Redis is found, with the time since it was confirmed; none learns of the look."""
     text = await fleet.put("prompt.txt", b"Hello world! " * 40)
     async with run_valkey() as url:
         config = await fleet.write(redis_url=url)
@@ -96,8 +101,10 @@ async def test_redis_is_read(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -
 
         await share(url, 160)
         stats = await look("stats")
-        assert (stats["md1"]["device_blocks"], stats["md1"]["predicted"]) == (10, True)
+        assert (stats["md1"]["blocks"], stats["md1"]["predicted"]) == (10, True)
         assert 0 <= stats["md1"]["update_age_s"] < 20
         assert stats["p1"]["update_age_s"] is None
         assert (await look("lookup", "--model", MODEL, "--prompt", text))["md1"]["tokens"] == 0
+        async with open_documents(url) as store:
+            assert await store.living() == []
         assert fleet.calls == 0

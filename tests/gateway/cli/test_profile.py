@@ -14,6 +14,7 @@ from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUs
 from gateway.cli.profile import CannotProfile, Profiler, describe, plan_points
 from gateway.config.fleet_settings import BadSettings
 from gateway.fleet.curves import BadCurve, CurveFile, read_curve, write_curve
+from gateway.redis.client import SharedRedis
 from policies.valley import PrefillCurve
 from tests.fakes.script import Refuse, Script
 from tests.fakes.sglang import FakeSglang
@@ -126,7 +127,7 @@ async def test_prefixes_that_are_not_reused_say_nothing() -> None:
 
 
 async def test_the_command_measures_writes_and_the_settings_read(
-    fleet: Fleet, capsys: pytest.CaptureFixture[str]
+    fleet: Fleet, shared_redis: SharedRedis, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file that a run writes is what `engines[].prefill_curve` takes, and placement sees the curve."""
     out = fleet.folder / "curve.json"
@@ -137,7 +138,7 @@ async def test_the_command_measures_writes_and_the_settings_read(
     assert {call.body["max_tokens"] for call in fleet.engines["p1"].calls} == {1}
     engines = fleet.settings()["engines"]
     engines[0]["prefill_curve"] = str(out)
-    async with fleet.gateway({}, engines=engines) as gateway:
+    async with fleet.gateway({}, shared_redis, engines=engines) as gateway:
         curves = {view.id: view.curve for view in gateway.pools.views(MODEL)}
     curve = await asyncio.to_thread(read_curve, out)
     assert curves == {"p1": curve, "rld1": None, "md1": None}
@@ -189,13 +190,13 @@ async def test_senseless_options(option: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"tokens": [1, 2], "seconds": [1, 0]}'])
-async def test_bad_curve_files(fleet: Fleet, text: str) -> None:
+async def test_bad_curve_files(fleet: Fleet, shared_redis: SharedRedis, text: str) -> None:
     """A file that holds no curve stops the start, and the key is named."""
     path = await fleet.put("curve.json", text.encode())
     engines = fleet.settings()["engines"]
     engines[0]["prefill_curve"] = str(path)
     with pytest.raises(BadSettings, match=r"engines\[p1\].prefill_curve: .*curve.json"):
-        async with fleet.gateway({}, engines=engines):
+        async with fleet.gateway({}, shared_redis, engines=engines):
             pass
 
 

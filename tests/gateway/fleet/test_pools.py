@@ -154,10 +154,9 @@ def test_extend_speed_is_learnt(instance: Instance) -> None:
 
 
 def test_pools_select(pools: Pools, instance: Instance) -> None:
-    """Views are those of a model's instances, without the excluded ones."""
+    """Views are those of a model's instances."""
     assert pools["p1"] is instance
     assert [view.id for view in pools.views(MODEL)] == ["p1", "md1"]
-    assert [view.id for view in pools.views(MODEL, exclude=["p1"])] == ["md1"]
     assert pools.views("other") == ()
 
 

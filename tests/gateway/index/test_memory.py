@@ -4,8 +4,8 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from gateway.index.memory import MemoryIndex
 from tests.conformance.index_suite import TIMES, Changes, Clock, IndexSuite, Rig
+from tests.fakes.memory_index import MemoryIndex
 
 
 class TestMemoryIndex(IndexSuite):

@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import gateway.index.types
-from gateway.index.memory import MemoryIndex
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import COUNTERS, CacheSpec
 from tests.conformance.index_suite import MODEL, PROMPT, TIMES, Changes, Clock, IndexSuite, Rig
+from tests.fakes.memory_index import MemoryIndex
 
 
 class TestMeteredIndex(IndexSuite):
@@ -39,13 +39,13 @@ def test_state_is_scraped() -> None:
     index.lookup(MODEL, PROMPT)
     index.lookup("of-a-client", PROMPT)
     text = generate_latest(registry).decode()
-    assert 'pdd_index_blocks{instance="p1",tier="device"} 10.0' in text
+    assert 'pdd_index_blocks{instance="p1"} 10.0' in text
     assert 'pdd_index_known{instance="p1"} 1.0' in text
     assert 'pdd_index_age_seconds{instance="p1"}' in text
     assert 'pdd_index_lookup_seconds_count{model="qwen"} 1.0' in text
     assert "pdd_index_lookups_total 2.0" in text
     assert "of-a-client" not in text
-    assert "redis_up" not in text
+    assert "pdd_index_redis_up 1.0" in text
     assert all(f"pdd_index_{name}_total" in text for name in COUNTERS)
 
 

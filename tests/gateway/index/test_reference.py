@@ -16,10 +16,10 @@ from backends.engines.reference.scheduler import Scheduler, StepLimits
 from backends.engines.reference.server import EngineServer, Served
 from backends.engines.reference.text import Text
 from backends.kv.subscriber import EventSource
-from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec
 from tests.backends.engines.reference.rig import EOS, VOCAB, ScriptedModel
 from tests.conformance.index_suite import TIMES, Changes
+from tests.fakes.memory_index import MemoryIndex
 from tests.fakes.server import AppServer
 
 POOL_TOKENS, CONTEXT_TOKENS = 2560, 1500

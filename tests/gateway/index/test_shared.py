@@ -165,7 +165,7 @@ async def test_killed_ingester_is_taken_over(rigs: Rigs, server: EmbeddedValkey,
         await engine.wait_for_subscriber()
         rig = await rigs()
         await follow(rig, engine)
-        await rig.changes.until(lambda: rig.index.stats().instances["md1"].device_blocks == 2)
+        await rig.changes.until(lambda: rig.index.stats().instances["md1"].blocks == 2)
         victim.kill()
         await victim.wait()
         await engine.publish(stored([3], PROMPT[32:48], parent=2), lost=True)
@@ -227,7 +227,7 @@ async def test_evicted_set_is_written_again(rigs: Rigs, client: "redis.asyncio.R
     await engine.publish(stored(HASHES, PROMPT[:160]))
     await first.until_tokens(160)
     for times in (1, 2):
-        keys = [key async for key in client.scan_iter("*:device:0:*")]
+        keys = [key async for key in client.scan_iter("*:blocks:0:*")]
         assert await client.unlink(*keys) == 1
         await first.until_count("republished", times)
         await first.until_tokens(160)
@@ -271,7 +271,7 @@ async def test_instance_that_nobody_follows_becomes_unknown(
     gen = await store.open(spec, "other")
     assert gen is not None
     keys = hash_blocks(PROMPT, chain_seed(MODEL, None, None, b"secret"))
-    await store.publish(spec, "other", gen, 0, Change(CacheDelta(device=keys)))
+    await store.publish(spec, "other", gen, 0, Change(CacheDelta(held=keys)))
     await store.set_known(spec, "other", gen, True)
     rig = await rigs()
     rig.index.add_instance(spec)
@@ -283,7 +283,7 @@ async def test_instance_that_nobody_follows_becomes_unknown(
     while not waiting.done():
         rig.clock.now_s += 6
         await asyncio.wait([waiting], timeout=0.2)
-    assert rig.hit() == CacheHit(None, None, 0, False)
+    assert rig.hit() == CacheHit(None, 0, False)
 
 
 async def test_unusable_endpoint_is_counted(rigs: Rigs) -> None:
@@ -304,12 +304,12 @@ async def test_lost_stream_entries_are_made_good(rigs: Rigs, client: "redis.asyn
     await engine.publish(stored(HASHES[:2], PROMPT[:32]))
     await rig.until_tokens(32)
     (meta,) = [key async for key in client.scan_iter("*:meta:*")]
-    (lower,) = [key.replace(b":meta:", b":lower:0:") async for key in client.scan_iter("*:meta:*")]
+    (blocks,) = [key.replace(b":meta:", b":blocks:0:") async for key in client.scan_iter("*:meta:*")]
     async with client.pipeline(transaction=True) as pipeline:
         pipeline.hincrby(meta, "seq", 7)
-        pipeline.sadd(lower, b"\1" * 8)
+        pipeline.sadd(blocks, b"\1" * 8)
         await pipeline.execute()
-    await rig.changes.until(lambda: rig.index.stats().instances["md1"].lower_blocks == 1)
+    await rig.changes.until(lambda: rig.index.stats().instances["md1"].blocks == 3)
     assert rig.hit().tokens == 32
 
 
@@ -360,7 +360,7 @@ async def test_zombie_cannot_write(shared: SharedRedis) -> None:
     """Who lost the lease, or works on an earlier generation, changes nothing."""
     store = open_store(shared, LONG_LEASE)
     spec = CacheSpec("md1", MODEL, 16, (EventSource("tcp://127.0.0.1:1"),))
-    change = Change(CacheDelta(device=[1]))
+    change = Change(CacheDelta(held=[1]))
     assert await store.hold(spec, "one") == 0
     first = await store.open(spec, "one")
     assert first
@@ -388,14 +388,14 @@ async def test_large_changes_are_written_in_parts(shared: SharedRedis) -> None:
     assert await store.hold(spec, "one") == 0
     gen = await store.open(spec, "one")
     assert gen is not None
-    await store.publish(spec, "one", gen, 0, Change(CacheDelta(device=[90, 91, 92, 93]), dropped=[b"gone"]))
+    await store.publish(spec, "one", gen, 0, Change(CacheDelta(held=[90, 91, 92, 93]), dropped=[b"gone"]))
     saved = {b"%d" % number: b"record" for number in range(8)}
-    delta = CacheDelta(True, list(range(1, 9)), list(range(11, 19)), list(range(21, 29)))
+    delta = CacheDelta(True, list(range(1, 9)), list(range(21, 29)))
     await store.publish(spec, "one", gen, 0, Change(delta, saved, [b"a", b"b", b"c", b"7"], EventMark(5, 6)))
-    assert await store.scan(spec, 0) == (set(range(1, 9)), set(range(11, 19)))
+    assert await store.scan(spec, 0) == set(range(1, 9))
     records = [record async for page in store.records(spec, 0) for record in page]
     assert {name for name, _ in records} == saved.keys() - {b"7"}
     assert await store.marks(spec) == [EventMark(5, 6)]
     tail = [entry async for _, entry in store.tail("0-0", 0.0, 1000)]
     assert [entry.seq for entry in tail] == list(range(1, len(tail) + 1))
-    assert max(len(entry.delta.device) for entry in tail if entry.seq > 3) == 3
+    assert max(len(entry.delta.held) for entry in tail if entry.seq > 3) == 3

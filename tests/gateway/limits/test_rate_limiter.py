@@ -17,6 +17,7 @@ from gateway.limits.rate_limiter import RateLimiter
 from gateway.redis.client import SharedRedis
 from tests.fakes.gates import Watch
 from tests.gateway.fleet.seams import Clock
+from tests.valkey import make_away
 
 pytestmark = pytest.mark.slow
 UNHURRIED_S = 5.0
@@ -152,7 +153,7 @@ async def test_redis_and_a_process_count_alike(server: EmbeddedValkey, seed: int
     """Over a random course, in a time in which next to nothing refills, both refuse the same for the same reason."""
     chance = random.Random(seed)
     rates = Rates(requests_per_min=chance.randint(3, 30), tokens_per_min=1000, concurrent=chance.randint(2, 6))
-    alone = RateLimiter(None, lambda: 1, clock=Clock())
+    alone = RateLimiter(make_away(), lambda: 1, clock=Clock())
     pairs: list[list[Lease]] = []
     async with run_processes(server.url, 1) as (one,):
         for _ in range(40):
@@ -323,8 +324,8 @@ async def test_scripts_that_are_gone_are_loaded_again(server: EmbeddedValkey) ->
 
 
 async def test_a_process_alone_is_exact() -> None:
-    """Without a Redis the one process holds the whole limits."""
-    gate = RateLimiter(None, lambda: 1, clock=Clock())
+    """While Redis is away a process that is the only one holds the whole limits."""
+    gate = RateLimiter(make_away(), lambda: 1, clock=Clock())
     await gate.start()
     rates = Rates(concurrent=1, tokens_per_min=100)
     lease = await gate.admit("t", rates, 10, 20)
@@ -333,5 +334,5 @@ async def test_a_process_alone_is_exact() -> None:
     lease.settle(5)
     again = await gate.admit("t", rates, 10, 10)
     assert again.standing.tokens == Left(100, 75, 15.0)
-    assert not gate.is_local
+    assert gate.is_local
     await gate.aclose()

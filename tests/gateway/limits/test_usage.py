@@ -9,10 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from backends.transport.valkey import EmbeddedValkey
-from gateway.limits.usage import HOUR_S, UsageMeter, Use, read_usage
+from gateway.limits.usage import HOUR_S, UsageMeter, Use, read_usage, use_of_slo
 from gateway.redis.client import RedisClient, SharedRedis
 from tests.gateway.fleet.seams import Clock
-from tests.valkey import open_client
+from tests.valkey import make_away, open_client
 
 NOW_S = 1000.0 * HOUR_S
 
@@ -43,14 +43,14 @@ async def test_processes_add_up_by_model_and_hour(server: EmbeddedValkey, client
     clock = Clock(NOW_S)
     async with run_usage(server.url, clock) as one, run_usage(server.url, clock) as other:
         one.note("t", "m", Use(1, 100, 20, p_tokens=1, rld_tokens=5, wan_bytes=1 << 40, cost=0.25))
-        one.note("t", "m", Use(md_tokens=7))
-        other.note("t", "m", Use(1, 50, cost=0.5))
+        one.note("t", "m", Use(md_tokens=7, slo_met=1))
+        other.note("t", "m", Use(1, 50, cost=0.5, slo_met=1, slo_missed=1))
         other.note("t", "n:x", Use(1, 1))
         assert await one.flush() and await other.flush()
         clock.now_s += HOUR_S
         one.note("t", "m", Use(1, 3))
     first = await read_usage(client, "t", 1000, 1000)
-    assert first["m"] == Use(2, 150, 20, 1, 5, 7, 0, 1 << 40, 0.75)
+    assert first["m"] == Use(2, 150, 20, 1, 5, 7, 0, 1 << 40, 0.75, 2, 1)
     assert first["n:x"] == Use(1, 1)
     assert (await read_usage(client, "t", 1000, 1001))["m"].requests == 3
     assert await read_usage(client, "t", 990, 999) == {}
@@ -95,9 +95,9 @@ async def test_a_normal_end_loses_nothing(server: EmbeddedValkey, client: RedisC
 
 
 async def test_metrics_name_the_tenant() -> None:
-    """The same counts are metrics; without a Redis they are all there is."""
+    """The same counts are metrics, whether Redis answers or not."""
     registry = CollectorRegistry()
-    usage = UsageMeter(None, registry)
+    usage = UsageMeter(make_away(), registry)
     await usage.start()
     usage.note("t", "m", Use(1, 10, 4, 1, 2, 3, 4, 5, 0.5))
     found = {
@@ -105,5 +105,11 @@ async def test_metrics_name_the_tenant() -> None:
         for name in ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "wan_bytes", "cost")
     }
     assert list(found.values()) == [1, 10, 4, 10, 5, 0.5]
-    assert await usage.flush()
+    for amounts in (use_of_slo(True), use_of_slo(True), use_of_slo(False), use_of_slo(None)):
+        usage.note("t", "m", amounts)
+    kept = [
+        registry.get_sample_value("pdd_slo_requests_total", {"tenant": "t", "met": met}) for met in ("true", "false")
+    ]
+    assert kept == [2, 1]
+    assert not await usage.flush()
     await usage.aclose()

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.app import Gateway
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from tests.fakes.engine import FakeEngine, Receive, Send, answer
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
@@ -49,13 +50,17 @@ class Rig:
         """Value of one of the gateway's metrics."""
         return self.gateway.metrics.registry.get_sample_value(name, labels) or 0.0
 
+    def judged(self, met: str) -> float:
+        """Answers that kept their tenant's promises, or did not."""
+        return self.counted("pdd_slo_requests_total", tenant="default", met=met)
+
     async def ask(self, path: str, **fields: Any) -> httpx.Response:
         """Post a JSON body for ``guest``."""
         return await self.client.post(path, json={"model": "guest"} | fields)
 
 
 @pytest.fixture
-async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: SharedRedis) -> AsyncIterator[Rig]:
     """Everything, up and asked once; the upstreams' watch rests from then on."""
     monkeypatch.setenv("UPSTREAM_KEY", "upstream-secret")
     async with (
@@ -80,7 +85,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             }
         )
         async with (
-            await asyncio.to_thread(Gateway, settings, KnownIndex({})) as gateway,
+            await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis) as gateway,
             AppServer(gateway.app) as server,
             httpx.AsyncClient(base_url=server.url, timeout=10) as client,
         ):

@@ -15,6 +15,7 @@ from backends.errors import BackendError, EngineFailed, EngineRejected, EngineTi
 from gateway.app import Gateway
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import parse_settings
+from gateway.redis.client import SharedRedis
 from policies.rules import parse_rules
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
@@ -22,6 +23,7 @@ from tests.fakes.index import KnownIndex
 from tests.fakes.provider import SPOKEN, FakeProvider
 from tests.fakes.server import AppServer
 from tests.gateway.model_dir import model_dir
+from tests.valkey import make_away
 
 __all__ = ["model_dir"]
 
@@ -60,7 +62,7 @@ class Rig:
 
 
 @pytest.fixture
-async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: SharedRedis) -> AsyncIterator[Rig]:
     """Everything, up."""
     monkeypatch.setenv("PROVIDER_KEY", "provider-secret")
     provider = FakeProvider()
@@ -81,7 +83,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
             }
         )
         async with (
-            await asyncio.to_thread(Gateway, settings, KnownIndex({}), provider=provider) as gateway,
+            await asyncio.to_thread(Gateway, settings, KnownIndex({}), shared_redis, provider=provider) as gateway,
             AppServer(gateway.app) as server,
             httpx.AsyncClient(base_url=server.url, timeout=10) as client,
         ):
@@ -113,6 +115,8 @@ async def test_a_chat_overflows_when_no_engine_is_left(rig: Rig) -> None:
     assert (timeline["plan"], timeline["provider_model"], timeline["cost_usd"]) == ("external", MODEL.model, 0.5)
     assert rig.counted("pdd_external_cost_usd_total", model=MODEL.model) == 0.5
     assert rig.counted("pdd_requests_total", model="tiny", plan="external", outcome="finished") == 1
+    assert timeline["slo_met"] is True
+    assert rig.counted("pdd_slo_requests_total", tenant="default", met="true") == 1
 
 
 @pytest.mark.parametrize("include_usage", [True, False])
@@ -182,6 +186,8 @@ async def test_a_providers_failure_is_the_answer(rig: Rig, error: BackendError, 
     assert answer.status_code == status
     assert answer.headers.get("retry-after") == ("7" if status == 503 else None)
     assert rig.counted("pdd_requests_total", model="tiny", plan="external", outcome="failed") == 1
+    missed = rig.counted("pdd_slo_requests_total", tenant="default", met="false")
+    assert missed == (0 if isinstance(error, EngineRejected) else 1)
 
 
 async def test_a_failure_in_the_middle_is_an_error_event(rig: Rig) -> None:
@@ -204,6 +210,7 @@ async def test_a_client_that_leaves_ends_the_providers_work(rig: Rig) -> None:
     await rig.provider.closed()
     await rig.server.connections_left(0)
     assert rig.counted("pdd_requests_total", model="tiny", plan="external", outcome="client_gone") == 1
+    assert not any(rig.counted("pdd_slo_requests_total", tenant="default", met=met) for met in ("true", "false"))
 
 
 def test_bad_settings_stop_the_start(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +222,7 @@ def test_bad_settings_stop_the_start(model_dir: Path, monkeypatch: pytest.Monkey
         "external": [{"model": "openai/gpt", "api_key_env": "NO_SUCH_KEY"}],
     }
     with pytest.raises(BadSettings, match=r"external\[openai/gpt\]\.api_key_env: NO_SUCH_KEY is not set"):
-        Gateway(parse_settings(document), KnownIndex({}), provider=FakeProvider())
+        Gateway(parse_settings(document), KnownIndex({}), make_away(), provider=FakeProvider())
     with pytest.raises(BadSettings, match=r"external\[\]\.model: 'openai/gpt' stands twice"):
         parse_settings(document | {"external": document["external"] * 2})
     with pytest.raises(BadSettings, match=r"rules\.overflow\.model: 'openai/other' is not in external"):

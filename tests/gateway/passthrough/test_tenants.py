@@ -47,6 +47,45 @@ async def test_limits_hold_and_true_use_is_charged(rig: Rig) -> None:
     assert rig.counted("pdd_tenant_completion_tokens_total", tenant="default") == 24
 
 
+@pytest.mark.parametrize(
+    ("said", "slo", "counted"),
+    [
+        (TOLD, {}, (1, 0)),
+        (TOLD, {"ttft_s": 1e-9}, (0, 1)),
+        (TOLD, {"total_s": 1e-9}, (0, 1)),
+        (TOLD, {"ttft_s": None, "total_s": None}, (0, 0)),
+        (Say((b"no",), 500), {}, (0, 1)),
+        (Say((b"no",), 400), {}, (0, 0)),
+    ],
+)
+async def test_promises_hold_for_passed_requests(
+    rig: Rig, said: Say, slo: dict[str, Any], counted: tuple[int, int]
+) -> None:
+    """A passed answer keeps its tenant's promises by its first byte and its end; a failing server breaks them."""
+    use_rules(rig, slo=slo)
+    rig.upstreams[0].say = said
+    answer = await rig.ask(CHAT, messages=MESSAGES)
+    kept, broken = counted
+    assert rig.judged("true") == kept and rig.judged("false") == broken
+    timeline = (await rig.client.get(f"/admin/requests/{answer.headers['x-request-id']}")).json()
+    assert timeline["slo_met"] is (True if kept else False if broken else None)
+
+
+@pytest.mark.parametrize(("slo", "met"), [({}, "true"), ({"ttft_s": 1e-9}, "false")])
+async def test_promises_hold_for_own_models(rig: Rig, slo: dict[str, Any], met: str) -> None:
+    """The metrics page tells, by tenant, how many answers of the engines kept what was promised."""
+    use_rules(rig, slo=slo)
+    asked = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True}
+    answer = await rig.client.post("/v1/completions", json=asked)
+    assert answer.status_code == 200
+    counted = f'pdd_slo_requests_total{{met="{met}",tenant="default"}} 1.0'
+    while counted not in (await rig.client.get("/metrics")).text:  # legs may still be ending
+        pass
+    timeline = (await rig.client.get(f"/admin/requests/{answer.headers['x-request-id']}")).json()
+    assert timeline["slo_met"] is (met == "true")
+    assert rig.judged("true") + rig.judged("false") == 1
+
+
 async def test_answers_that_are_too_long_are_refused(rig: Rig) -> None:
     """A limit beyond the tenant's is refused by its name, whichever of its names it has."""
     use_rules(rig, limits={"max_output_tokens": 10})

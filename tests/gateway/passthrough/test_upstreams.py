@@ -13,6 +13,7 @@ from gateway.passthrough.upstreams import Upstream, UpstreamSpec
 from tests.fakes.index import KnownIndex
 from tests.fakes.upstream import FakeUpstream, Say
 from tests.gateway.model_dir import model_dir
+from tests.valkey import make_away
 
 __all__ = ["model_dir"]
 
@@ -91,4 +92,4 @@ def test_a_missing_key_stops_the_start(model_dir: Path, monkeypatch: pytest.Monk
     document = settings(api_key_env="NO_SUCH_KEY")
     document["models"][0]["path"] = str(model_dir)
     with pytest.raises(BadSettings, match=r"upstreams\[up\]\.api_key_env: NO_SUCH_KEY is not set"):
-        Gateway(parse_settings(document), KnownIndex({}))
+        Gateway(parse_settings(document), KnownIndex({}), make_away())

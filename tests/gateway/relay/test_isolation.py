@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from gateway.auth.secrets import Salts
 from gateway.fleet.models import store_id
-from gateway.index.memory import MemoryIndex
 from gateway.index.types import CacheSpec
 from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
 from policies.plans import Decision
+from tests.fakes.memory_index import MemoryIndex
 from tests.gateway.relay.stage import MODEL, PROMPT, LinkedPath, Stage, open_stage, read, rules_of
 
 SALTS = Salts(b"0123456789abcdef")

@@ -71,11 +71,10 @@ def test_template_in_the_settings(model_dir: Path, tmp_path: Path, template: Any
 
 
 def test_little_is_needed(model_dir: Path, tmp_path: Path) -> None:
-    """With a given context length the tokenizer's file is enough; such a model has no template."""
-    nothing = dict.fromkeys(
-        ("config__json", "generation_config__json", "tokenizer_config__json", "chat_template__jinja")
-    )
-    model = load_model("m", copy(model_dir, tmp_path / "copy", **nothing), context_tokens=99)
+    """The tokenizer's file and a context length are enough; such a model has no template."""
+    nothing = dict.fromkeys(("generation_config__json", "tokenizer_config__json", "chat_template__jinja"))
+    config = {"max_position_embeddings": 99}
+    model = load_model("m", copy(model_dir, tmp_path / "copy", config__json=config, **nothing))
     assert (model.context_tokens, model.template, model.eos_token_ids) == (99, None, frozenset())
     model.close()
 

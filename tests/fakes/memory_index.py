@@ -1,4 +1,4 @@
-"""The index of a single process: every instance's events are followed here, and nothing is shared."""
+"""An index without Redis: every instance's events are followed here, and nothing is shared."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ class MemoryIndex(LocalIndex):
 
     def stats(self) -> IndexStats:
         """See ``PrefixIndex.stats``."""
-        return self._stats(redis_up=None)
+        return self._stats(redis_up=True)
 
     async def aclose(self) -> None:
         """See ``PrefixIndex.aclose``."""
