@@ -15,7 +15,7 @@ from backends.engines.external import Provider
 from backends.kv.subscriber import EventSource
 from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.api.exchange import RequestLimits
+from gateway.api.endpoint import RequestLimits
 from gateway.auth.exposure import find_doors
 from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.config.live import LiveDocuments
@@ -24,10 +24,9 @@ from gateway.config.settings import Settings, find_redis
 from gateway.fleet.build import load_models, model_facts
 from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
 from gateway.fleet.discovery import PodWatch
-from gateway.fleet.learning import Learning
+from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
-from gateway.fleet.sessions import Sessions
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import CacheSpec, PrefixIndex
@@ -41,7 +40,6 @@ from gateway.status import Status
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
-from policies.types import Role
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +113,7 @@ class Gateway:
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
         self.tenancy = Tenancy(
-            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._count_places
+            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self.pools.places
         )
         self.service = Router(
             models=model_facts(settings, self.served),
@@ -225,16 +223,13 @@ class Gateway:
             pages=self.status.pages,
             door=self.doors.beside_api,
             limits=limits,
-            passing=self.passing,
-            overflow=self.overflow,
+            passing=self.passing if self._settings.upstreams else None,
+            overflow=self.overflow if self._settings.external else None,
         )
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 
     def _count_processes(self) -> int:
         return self.ledger.peers + 1
-
-    def _count_places(self, model: str) -> int:
-        return sum(i.spec.max_running for i in self.pools.of_model(model) if i.spec.role is Role.MD)
 
     def _follow_documents(self, redis: SharedRedis) -> LiveDocuments:
         refused = self.metrics.shared.documents_refused

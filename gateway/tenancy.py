@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
-from gateway.api.exchange import Access
+from gateway.api.endpoint import Access
 from gateway.auth.failures import Failures
 from gateway.auth.identify import Identify, KeyCheck, identify_anyone
 from gateway.auth.secrets import Salts, derive, find_secret
@@ -52,7 +52,7 @@ class Tenancy:
         asked = settings.admission
         self.limits = RateLimiter(redis, processes)
         self.queues = AdmissionQueues(
-            lambda model: asked.max_running or places(model) or None, asked.max_waiting, asked.deadline_s
+            places if asked.max_running is None else lambda _: asked.max_running, asked.max_waiting, asked.deadline_s
         )
         self.usage = UsageMeter(redis, metrics.registry)
         self.access = Access(

@@ -174,7 +174,7 @@ class HttpOrigin:
 
 
 def _header_lines(headers: Mapping[str, str]) -> bytes:
-    lines = [f"{name}: {value}" for name, value in headers.items()]
-    if any("\r" in line or "\n" in line for line in lines):
+    text = "\r\n".join([*[f"{name}: {value}" for name, value in headers.items()], ""])
+    if text.count("\r") != len(headers) or text.count("\n") != len(headers):
         raise ValueError("a header holds a line end")
-    return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+    return text.encode("latin-1")

@@ -13,8 +13,7 @@ from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
 from gateway.api.choices import AnswerFormat, ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
-from gateway.api.endpoint import GenerationEndpoint, Prepare
-from gateway.api.exchange import Access, RequestLimits
+from gateway.api.endpoint import Access, GenerationEndpoint, Prepare, RequestLimits
 from gateway.api.models import Models
 from gateway.api.outside import OverflowAnswers, Passthrough
 from gateway.api.wire import encode_json

@@ -18,7 +18,6 @@ from gateway.api.wire import (
     PromptTokensDetails,
     TokenOrigin,
     UsageBody,
-    encode_event,
     encode_json,
 )
 from gateway.errors import GatewayError, RawHeaders, encode_error
@@ -27,6 +26,11 @@ from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+
+
+def encode_event(answer: AnswerBody) -> bytes:
+    """Return one SSE event with the answer as its data."""
+    return b"data: %s\n\n" % encode_json(answer)
 
 
 def unfinished() -> GatewayError:

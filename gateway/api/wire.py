@@ -233,8 +233,3 @@ class ModelList(Struct):
 
 encode_json = msgspec.json.Encoder().encode
 """Return JSON bytes."""
-
-
-def encode_event(value: Struct) -> bytes:
-    """Return one SSE event with the value as its data."""
-    return b"data: %s\n\n" % encode_json(value)

@@ -14,8 +14,8 @@ import uvloop
 from starlette.datastructures import Headers
 
 from gateway.api.chat import prepare_chat
-from gateway.api.client_fields import without_internal
 from gateway.api.completions import prepare_completion
+from gateway.api.fields import without_internal
 from gateway.api.models import Models
 from gateway.api.prepare import PreparedRequest
 from gateway.app import Gateway, open_redis

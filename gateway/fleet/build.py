@@ -14,8 +14,7 @@ from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSetti
 from gateway.config.settings import Settings, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.links import Link, MeasuredPath
-from gateway.fleet.models import ModelFacts
-from gateway.fleet.pools import Instance, InstanceSpec, Pools
+from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.text.model import ModelDirectoryError, ServedModel, load_model
 from policies.types import Role
 

@@ -1,10 +1,13 @@
-"""What is learnt from the requests that are served: hit rates, the singular budget's use, answer lengths.
+"""What is learnt from the requests that are served: hit rates, the singular budget's use, answer lengths, and
+who served a conversation's last turn.
 
 Hit rates and lengths are those of all gateway processes once a ``Ledger`` exchanges them; what this process has seen
 counts at once. The singular budget needs no exchange: each process spends only what its own requests earn. A share that
 holds in each process holds in their sum, whatever the order of their decisions, also while Redis is away.
 """
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,7 +32,7 @@ class NewLengths:
 
     def onto(self, older: Lengths) -> Lengths:
         """Count these answers after those of ``older``."""
-        faded = Lengths(tuple(count * self.keep for count in older.counts), older.samples)
+        faded = Lengths(tuple(map(self.keep.__mul__, older.counts)), older.samples)
         return merge_lengths(faded, self.counts)
 
     def after(self, older: "NewLengths") -> "NewLengths":
@@ -150,3 +153,31 @@ class Learning:
 
     def _has_room(self, key: TenantKey) -> bool:
         return key in self._lengths or max(len(self._lengths), len(self._new_lengths)) < self.most_tenants
+
+
+MOST_SESSIONS = 50_000
+
+
+class Sessions:
+    """The newest sessions of this process, by tenant and the key that the client gave, of which a hash is kept."""
+
+    def __init__(self, most: int = MOST_SESSIONS) -> None:
+        self._most = most
+        self._kept: OrderedDict[bytes, frozenset[str]] = OrderedDict()
+
+    def served(self, session: str) -> frozenset[str]:
+        """Instances of the session's last turn; none for an unknown one."""
+        return self._kept.get(shorten(session), frozenset())
+
+    def note(self, session: str, instances: frozenset[str]) -> None:
+        """Remember a turn's instances; the oldest session beyond the bound is forgotten."""
+        name = shorten(session)
+        self._kept[name] = instances
+        self._kept.move_to_end(name)
+        if len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+
+
+def shorten(session: str) -> bytes:
+    """Return what stands for a session: clients may name theirs as long as they like."""
+    return hashlib.blake2b(session.encode(), digest_size=16).digest()

@@ -1,4 +1,4 @@
-"""Engine instances as the gateway knows them: what they are, whether they live, how loaded they are."""
+"""Models and engine instances as the gateway knows them: what they are, whether they live, how loaded they are."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -169,8 +169,12 @@ class Pools:
         """Instances that serve a model, whatever their state."""
         return (instance for instance in self.instances if instance.spec.model == model)
 
+    def places(self, model: str) -> int:
+        """Answers that all MD instances of a model batch at once."""
+        return sum([one.spec.max_running for one in self.of_model(model) if one.spec.role is Role.MD])
+
     def views(self, model: str) -> tuple[InstanceView, ...]:
-        """What policies see of a model's instances, without those a request has just failed on."""
+        """What policies see of a model's instances."""
         now_s = self.clock()
         return tuple([i.view(now_s) for i in self.instances if i.spec.model == model])
 
@@ -200,3 +204,19 @@ class Pools:
 
 def _blend(known: float | None, seen: float) -> float:
     return seen if known is None else known + NEWEST_SHARE * (seen - known)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a plan needs to know of a model beside its engines."""
+
+    kv_bytes_per_token: int
+    context_tokens: int
+    cache_effective: bool
+    kv_name: str
+    """What the KV stores call it."""
+
+
+def store_id(region: str, model: str) -> str:
+    """Name under which the index knows a model's part of a region's KV store."""
+    return f"store:{region}:{model}"

@@ -20,8 +20,7 @@ from gateway.fleet.build import build_instance, build_link
 from gateway.fleet.discovery import Found
 from gateway.fleet.health import HealthWatch
 from gateway.fleet.links import Link, Links
-from gateway.fleet.models import store_id
-from gateway.fleet.pools import Instance, Pools
+from gateway.fleet.pools import Instance, Pools, store_id
 from gateway.index.types import CacheSpec, PrefixIndex
 from gateway.tasks import TaskSet
 from policies.section import Section, add_choices

@@ -20,6 +20,7 @@ from gateway.errors import GatewayError, bad_field
 DRAINED_LIMITS = 4
 """A body over the limit is read and thrown away up to so many limits, so that its sender gets to read the answer."""
 UNIQUE_KEYS = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "n", "tools")
+QUOTED_UNIQUE_KEYS = tuple(f'"{key}"'.encode() for key in UNIQUE_KEYS)
 ESCAPED_LETTER = re.compile(rb"\\u00[2-7]")
 """An escape that a letter never needs: a key may be written twice in two spellings."""
 MOST_DEPTH = 100
@@ -91,7 +92,7 @@ def parse_object(body: bytes) -> JsonObject:
         # Templates and serialisers give up at depths of their own.
         raise bad_field(None, f"The request body is nested more than {MOST_DEPTH} deep.", "invalid_value")
     escaped = b"\\u00" in body and ESCAPED_LETTER.search(body) is not None
-    if escaped or any(body.count(b'"%s"' % key.encode()) > 1 for key in UNIQUE_KEYS):
+    if escaped or max(map(body.count, QUOTED_UNIQUE_KEYS)) > 1:
         refuse_repeated_keys(body)
     return value
 

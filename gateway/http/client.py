@@ -122,7 +122,7 @@ class EventStream:
         if self._task is None:
             self._task = asyncio.create_task(self._send())
             self._task.add_done_callback(self._on_sent)
-        elif self._wake is not None:
+        elif self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
             self._wake = None
 
@@ -135,7 +135,8 @@ class EventStream:
 
     async def aclose(self) -> None:
         """Send nothing more. Idempotent."""
-        await end_task(self._task)
+        if self._task is not None and not self._task.done():
+            await end_task(self._task)
 
     async def _send(self) -> None:
         await self._client.send(self._head)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from backends.kv.events import EngineBlockHash
-from backends.kv.hashing import DIGEST_BYTES, block_keys
 from gateway.index.block_tree import ROOT
+from gateway.index.hashing import DIGEST_BYTES, block_keys
 from gateway.index.mirror import CacheDelta
 
 NO_TOKENS = array("I")

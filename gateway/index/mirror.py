@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
-from backends.kv.hashing import BLOCK_TOKENS
+from gateway.index.hashing import BLOCK_TOKENS
 from gateway.index.types import CacheHit, CacheSpec, InstanceStats
 
 V = TypeVar("V", int, bytes, int | bytes)
@@ -106,7 +106,7 @@ class PredictedBlocks:
     def note(self, keys: Sequence[int], until: float) -> None:
         """Hold ``keys`` until the time ``until`` at least; the oldest notes make room beyond ``limit`` blocks."""
         held = self.until
-        held.update((key, max(until, held.get(key, until))) for key in keys)
+        held.update({key: max(until, held.get(key, until)) for key in keys})
         self._batches.append((until, keys))
         while len(held) > self.limit and len(self._batches) > 1:
             self._drop_oldest()

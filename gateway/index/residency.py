@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
 
 from backends.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
-from backends.kv.hashing import BLOCK_TOKENS, block_keys, chain_digests
 from gateway.index.block_tree import ROOT, BlockTree
 from gateway.index.engine_blocks import (
     NO_TOKENS,
@@ -20,6 +19,7 @@ from gateway.index.engine_blocks import (
     unpack_block,
     unpack_hash,
 )
+from gateway.index.hashing import BLOCK_TOKENS, block_keys, chain_digests
 from gateway.index.mirror import CacheDelta, KeySets
 
 _PART_BLOCKS = 4096

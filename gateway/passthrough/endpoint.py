@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from gateway.api.client_fields import find_internal, without_internal
-from gateway.api.exchange import Access, Asked, RequestLimits, hold_exchange, parse
+from gateway.api.endpoint import Access, ReceivedRequest, RequestLimits, parse, serve_request
+from gateway.api.fields import find_internal, without_internal
 from gateway.api.media import check_media
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.prepare import Caller, check_prompt_limit
@@ -178,9 +178,9 @@ class PassEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request to its end."""
-        await hold_exchange(scope, receive, send, self._access, self._limits, self._serve)
+        await serve_request(scope, receive, send, self._access, self._limits, self._serve)
 
-    async def _serve(self, asked: Asked) -> None:
+    async def _serve(self, asked: ReceivedRequest) -> None:
         rules = self._access.rules_of(asked.tenant, "")
         caller = self._access.make_caller(asked.headers, asked.tenant, rules)
         if self._form == "multipart":

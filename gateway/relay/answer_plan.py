@@ -7,8 +7,7 @@ from backends.base import KvPath
 from backends.types import TransferRequest
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link
-from gateway.fleet.models import store_id
-from gateway.fleet.pools import Pools
+from gateway.fleet.pools import Pools, store_id
 from gateway.index.types import PrefixIndex
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.types import GenerationRequest

@@ -47,13 +47,12 @@ GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 
 
 def build_leg(
-    request: GenerationRequest, start: StartLeg, emitted: Sequence[int], rules: RelayRules, extend_wait_s: float
+    request: GenerationRequest, start: StartLeg, emitted: Sequence[int], rules: RelayRules, wait_s: float
 ) -> LegRequest:
     """Spell out one leg. Its id is new for each attempt; the client's id never reaches an engine.
 
-    ``extend_wait_s``: how long MD's first token may take where the prompt's KV is at hand.
+    ``wait_s``: how long its first token may take.
     """
-    kv_is_near = start.kv_expected and ROLE_OF[start.kind] is Role.MD
     return LegRequest(
         request_id=f"{request.request_id}-{start.kind.name.lower()}-{start.leg}",
         model=request.model,
@@ -63,7 +62,7 @@ def build_leg(
         sampling=GREEDY if start.kind is LegKind.EXTEND else request.sampling,
         cache_salt=request.cache_salt,
         priority=request.priority,
-        first_token_timeout_s=extend_wait_s if kv_is_near else rules.first_token_timeout_s,
+        first_token_timeout_s=wait_s,
         idle_timeout_s=rules.idle_timeout_s,
     )
 

@@ -33,6 +33,8 @@ class Record:
         waited_s: float = 0.0,
     ) -> None:
         self._timeline = timeline
+        self.note = timeline.note
+        """Adds something to the timeline only."""
         self._metrics = metrics
         self._plan = plan
         self._note_use = note_use
@@ -55,10 +57,6 @@ class Record:
         )
         metrics.decisions.labels(self._model, plan.kind, plan.reason).inc()
         metrics.in_flight.labels(self._model).inc()
-
-    def note(self, what: str, **details: object) -> None:
-        """Add something to the timeline only."""
-        self._timeline.note(what, **details)
 
     def tokens(self, given: Tokens) -> None:
         """The client gets these ids now."""

@@ -7,11 +7,9 @@ from functools import partial
 from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
-from gateway.fleet.learning import Learning
+from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
-from gateway.fleet.models import ModelFacts, store_id
-from gateway.fleet.pools import Pools
-from gateway.fleet.sessions import Sessions
+from gateway.fleet.pools import ModelFacts, Pools, store_id
 from gateway.index.types import PrefixIndex
 from gateway.limits.usage import Use
 from gateway.relay.align import Aligner
@@ -150,11 +148,10 @@ class Router:
     ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
         context = self.models[request.model].context_tokens
-        lengths = (view.max_model_len for view in self.pools.views(request.model))
-        room = min([context, *(length for length in lengths if length)]) - len(request.prompt)
+        lengths = [view.max_model_len for view in self.pools.views(request.model) if view.max_model_len]
+        room = min([context, *lengths]) - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
-
         return SpliceTerms(
             plan=plan,
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from backends.types import TransferRequest
 from gateway.fleet.pools import Instance
-from gateway.relay.splice_events import StartLeg
+from gateway.relay.splice_events import LegKind, StartLeg
 from policies.handoff import Extend, first_token_wait_s
 from policies.rules import RelayRules
 
@@ -16,16 +16,15 @@ class FirstTokenTimeouts:
     transfer: TransferRequest
     rtt_s: float
     rules: RelayRules
+    _tail_tokens: int = field(init=False)
+    _kv_bytes: int = field(init=False)
     _held: dict[str, int] = field(default_factory=dict)
     _silences: dict[str, int] = field(default_factory=dict)
 
-    @property
-    def _tail_tokens(self) -> int:
-        return len(self.transfer.token_ids) % self.transfer.chunk_tokens
-
-    @property
-    def _kv_bytes(self) -> int:
-        return (len(self.transfer.token_ids) - self._tail_tokens) * self.transfer.kv_bytes_per_token
+    def __post_init__(self) -> None:
+        prompt_tokens = len(self.transfer.token_ids)
+        self._tail_tokens = prompt_tokens % self.transfer.chunk_tokens
+        self._kv_bytes = (prompt_tokens - self._tail_tokens) * self.transfer.kv_bytes_per_token
 
     def knows(self, instance: Instance) -> bool:
         """Whether the instance has answered a leg of this answer."""
@@ -38,7 +37,9 @@ class FirstTokenTimeouts:
         return start.base + (self._tail_tokens if start.kv_expected else len(self.transfer.token_ids))
 
     def wait_s(self, start: StartLeg, instance: Instance, now_s: float) -> float:
-        """How long a leg's first token may take on an instance that has the prompt's KV at hand."""
+        """How long a leg's first token may take; MD with the prompt's KV at hand gets what its extend should take."""
+        if not start.kv_expected or start.kind not in (LegKind.EXTEND, LegKind.FINAL):
+            return self.rules.first_token_timeout_s
         view = instance.view(now_s)
         extend = Extend(
             tokens=self.lacking_tokens(start, instance),

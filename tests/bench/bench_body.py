@@ -5,7 +5,7 @@ import json
 import statistics
 import time
 
-from gateway.api.exchange import parse
+from gateway.api.endpoint import parse
 from gateway.http.body import MOST_ENTRIES, MOST_VALUES
 
 BODY_BYTES = 30_000_000

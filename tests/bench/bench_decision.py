@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from backends.engines.vllm import VllmEngine
-from backends.kv.hashing import BLOCK_TOKENS
 from backends.kv.subscriber import EventSource
 from backends.types import Capabilities, EngineLoad, LinkState
 from gateway.config.rulebook import RuleBook
-from gateway.fleet.learning import Learning
+from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
-from gateway.fleet.models import ModelFacts
-from gateway.fleet.pools import Instance, InstanceSpec, Pools
-from gateway.fleet.sessions import Sessions
+from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
+from gateway.index.hashing import BLOCK_TOKENS
 from gateway.index.mirror import CacheDelta, Mirror
 from gateway.index.types import CacheHit, CacheSpec
 from gateway.relay.align import Aligner

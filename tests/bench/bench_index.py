@@ -9,9 +9,9 @@ from collections.abc import Callable
 from statistics import median
 
 from backends.kv.events import decode_batch
-from backends.kv.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from backends.kv.subscriber import EventSource
 from gateway.index.engine_blocks import Change
+from gateway.index.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from gateway.index.ingest import IngestTimes
 from gateway.index.mirror import CacheDelta, Mirror
 from gateway.index.residency import Residency

@@ -5,7 +5,7 @@ A whole gateway (its HTTP edge, tokenizer, shared index in a private Valkey, pol
 Engines give the next token once the client has read the last, so each travels alone, as in a stream at reading pace.
 Counted are the Python calls (a resumed coroutine is one) of functions in ``gateway``, ``backends`` and ``policies``.
 A token's calls are those of functions that most tokens call, its forms the classes of which each token has an object of
-its own. A request's are all others, less what an idle gateway does in the same time.
+its own. A request's are all others, but for functions that an idle gateway calls, too.
 
 With TRACE_JSON=FILE in the environment the figures are written there as one JSON object.
 """
@@ -13,7 +13,6 @@ With TRACE_JSON=FILE in the environment the figures are written there as one JSO
 import argparse
 import asyncio
 import json
-import math
 import os
 import statistics
 import sys
@@ -169,7 +168,7 @@ async def watch_idle(walk: Walk) -> Calls:
 
 async def ask(stack: Stack, idle: Calls) -> Figures:
     """Ask for one relayed answer."""
-    walk, loop = Walk(), asyncio.get_running_loop()
+    walk = Walk()
     stack.bridge.arrived.clear()
     for name, pace in stack.paces.items():
         stack.engines[name].scripts.append(Script(step=pace))
@@ -179,7 +178,7 @@ async def ask(stack: Stack, idle: Calls) -> Figures:
     reader, writer = await asyncio.open_connection("127.0.0.1", stack.server.port)
     total: Calls = Counter()
     windows = []
-    started_s, seen = loop.time(), 0
+    seen = 0
     sys.setprofile(walk.see)
     writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(data), data))
     while (line := await reader.readline()) != b"data: [DONE]\n":
@@ -205,8 +204,8 @@ async def ask(stack: Stack, idle: Calls) -> Figures:
     token: Calls = Counter({place: count for place, count in calls.items() if count >= WINDOW / 2})
     for place, count in token.items():
         total[place] -= count * TOKENS // WINDOW
-    for place, times in idle.items():
-        total[place] -= math.ceil(times / IDLE_S * (loop.time() - started_s))
+    for place in idle:
+        del total[place]
     forms = sorted(kind.__name__ for kind, objects in made.items() if len(objects) >= WINDOW)
     return Figures(token, forms, +total)
 

@@ -16,10 +16,10 @@ from backends.engines.vllm import VllmEngine
 from backends.engines.vllm_completions import CompletionDecoder, parse_odd_chunk
 from backends.errors import EngineRejected, IdsMissing
 from backends.kv.events import BlocksStored, decode_batch
-from backends.kv.hashing import chain_seed, hash_blocks
 from backends.transport.sse import SseParser
 from backends.types import Capabilities, LegChunk
 from gateway.demo.cluster import EngineEvents
+from gateway.index.hashing import chain_seed, hash_blocks
 from gateway.index.residency import Residency
 from tests.contract.prompts import BLOCK_TOKENS, PROMPT, RECORDINGS, SALT, SALTED
 from tests.fakes.server import AppServer

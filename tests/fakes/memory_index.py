@@ -9,8 +9,8 @@ from zmq.error import ZMQError
 
 from gateway.index.engine_blocks import Change
 from gateway.index.ingest import Ingester, IngestTimes
-from gateway.index.local import LocalIndex
 from gateway.index.mirror import Mirror
+from gateway.index.shared import LocalIndex
 from gateway.index.types import CacheSpec, IndexStats
 from gateway.tasks import TaskSet
 

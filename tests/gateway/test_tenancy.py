@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from backends.kv.hashing import chain_seed, hash_blocks
 from gateway.auth.exposure import check_exposure
 from gateway.auth.secrets import find_secret
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import parse_settings
+from gateway.index.hashing import chain_seed, hash_blocks
 from gateway.tenancy import name_index
 
 BASE: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from gateway.api.exchange import Access
+from gateway.api.endpoint import Access
 from gateway.auth.identify import Identify, identify_anyone
 from gateway.auth.secrets import Salts
 from gateway.limits.admission import AdmissionControl

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
-from gateway.api.exchange import RequestLimits
+from gateway.api.endpoint import RequestLimits
 from gateway.auth.admin import AdminAuth
 from gateway.text.model import ServedModel, load_model
 from tests.fakes.answers import ScriptedGenerator, say

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.api.app import ApiState, build_app
-from gateway.api.exchange import Access
+from gateway.api.endpoint import Access
 from gateway.errors import GatewayError
 from gateway.limits.admission import spell_duration
 from gateway.limits.queues import AdmissionQueues

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_app
-from gateway.api.client_fields import is_internal, without_internal
+from gateway.api.fields import is_internal, without_internal
 from gateway.errors import GatewayError
 from policies.rules import Rules
 from policies.tenant_rules import ClientFieldRules

@@ -6,7 +6,7 @@ import pytest
 from starlette.types import Message
 
 from gateway.api.app import ApiState
-from gateway.api.exchange import ErrorReply, break_off
+from gateway.api.endpoint import ErrorReply, break_off
 from gateway.http.client import Client, ShuttingDown
 from gateway.http.edge import TRANSPORT
 from gateway.text.model import ServedModel

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.api.client_fields import INTERNAL_FIELDS
-from gateway.api.fields import STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS
+from gateway.api.fields import INTERNAL_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS
 from gateway.http.body import UNIQUE_KEYS
 from gateway.text.model import ServedModel
 from policies.eligibility import unsplittable_reason

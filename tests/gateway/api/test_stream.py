@@ -10,7 +10,7 @@ import pytest
 
 from backends.types import TokenLogprob
 from gateway.api.app import ApiState, build_app
-from gateway.api.exchange import RequestLimits
+from gateway.api.endpoint import RequestLimits
 from gateway.api.respond import KEEP_ALIVE
 from gateway.errors import GatewayError
 from gateway.relay.types import Finish, Tokens

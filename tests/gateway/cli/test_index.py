@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from backends.kv.hashing import chain_seed, hash_blocks
 from gateway.app import Gateway
 from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.index import as_request, look_up
 from gateway.cli.observe import CannotInspect, Observer
 from gateway.config.document_store import Document
 from gateway.config.settings import parse_settings
+from gateway.index.hashing import chain_seed, hash_blocks
 from gateway.index.store import ModelStore, StoreLimits
 from gateway.index.types import CacheSpec
 from gateway.redis.client import SharedRedis

@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from gateway.fleet.sessions import Sessions
+from gateway.fleet.learning import Sessions
 
 
 def test_last_turn_is_remembered() -> None:

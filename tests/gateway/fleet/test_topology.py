@@ -14,8 +14,7 @@ from gateway.config.document_store import Document
 from gateway.config.fleet_settings import BadSettings, EngineSettings
 from gateway.config.live import DocumentsRefused
 from gateway.config.settings import parse_settings
-from gateway.fleet.models import store_id
-from gateway.fleet.pools import Instance
+from gateway.fleet.pools import Instance, store_id
 from gateway.fleet.topology import FLEET, TOPOLOGY, LiveTopology, overlay, read_topology
 from gateway.relay.failover import Failover
 from gateway.relay.types import GenerationRequest

@@ -11,8 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.app import ApiState, build_app
-from gateway.http.edge import Edge, cut_connection
-from gateway.http.framing import MOST_HEAD_BYTES, MOST_HEADERS
+from gateway.http.edge import MOST_HEAD_BYTES, MOST_HEADERS, Edge, cut_connection
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.gates import HoldGate

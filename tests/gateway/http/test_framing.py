@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.http.framing import find_flaw, write_without_upgrade
+from gateway.http.edge import find_flaw, write_without_upgrade
 
 HOST = (b"host", b"x")
 NAMES = st.sampled_from([b"host", b"transfer-encoding", b"content-length", b"upgrade", b"accept"])

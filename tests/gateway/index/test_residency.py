@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backends.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
-from backends.kv.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
+from gateway.index.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from gateway.index.mirror import CacheDelta, RankBlocks
 from gateway.index.residency import Residency
 

@@ -13,10 +13,10 @@ from contextlib import AsyncExitStack
 import pytest
 import redis.asyncio
 
-from backends.kv.hashing import chain_seed, hash_blocks
 from backends.kv.subscriber import EventSource
 from backends.transport.valkey import EmbeddedValkey
 from gateway.index.engine_blocks import Change, EventMark
+from gateway.index.hashing import chain_seed, hash_blocks
 from gateway.index.mirror import CacheDelta
 from gateway.index.shared import RedisIndex
 from gateway.index.store import ModelStore, StoreLimits

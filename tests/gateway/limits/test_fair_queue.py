@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.limits.fair_queue import FairQueue, Ticket
+from gateway.limits.queues import FairQueue, Ticket
 
 
 def ticket(tenant: str, rank: int = 1, cost: float = 1.0, name: str = "") -> Ticket[str]:

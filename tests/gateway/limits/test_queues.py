@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway.limits.queues import Admission, AdmissionQueues, Overloaded
+from gateway.limits.queues import AdmissionQueue, AdmissionQueues, Overloaded
 
 
 async def settle() -> None:
@@ -13,14 +13,14 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def ask(admission: Admission, tenant: str = "t", rank: int = 1, answers: int = 1) -> "asyncio.Task[None]":
+def ask(admission: AdmissionQueue, tenant: str = "t", rank: int = 1, answers: int = 1) -> "asyncio.Task[None]":
     """Ask for a place."""
     return asyncio.create_task(admission.enter(tenant, rank, 100, answers))
 
 
 async def test_no_bound_lets_all_in() -> None:
     """Without a bound nobody waits."""
-    admission = Admission(lambda: None, 0, 1.0)
+    admission = AdmissionQueue(lambda: None, 0, 1.0)
     for _ in range(1000):
         await admission.enter("t", 1, 1)
     assert (admission.running, admission.waiting) == (1000, 0)
@@ -28,7 +28,7 @@ async def test_no_bound_lets_all_in() -> None:
 
 async def test_the_next_goes_when_one_leaves() -> None:
     """Who waits gets the place of who leaves, by class first."""
-    admission = Admission(lambda: 1, 10, 10.0)
+    admission = AdmissionQueue(lambda: 1, 10, 10.0)
     await admission.enter("t", 1, 1)
     low, high = ask(admission, rank=2), ask(admission, rank=0)
     await settle()
@@ -44,7 +44,7 @@ async def test_the_next_goes_when_one_leaves() -> None:
 async def test_who_comes_later_does_not_pass_those_that_wait() -> None:
     """A place that is free while others wait is theirs."""
     bound = 1
-    admission = Admission(lambda: bound, 10, 10.0)
+    admission = AdmissionQueue(lambda: bound, 10, 10.0)
     await admission.enter("t", 1, 1)
     first = ask(admission, "a")
     await settle()
@@ -57,7 +57,7 @@ async def test_who_comes_later_does_not_pass_those_that_wait() -> None:
 
 async def test_a_client_that_leaves_is_out_at_once() -> None:
     """A cancelled request does not wait on, and no place is lost with it."""
-    admission = Admission(lambda: 1, 10, 10.0)
+    admission = AdmissionQueue(lambda: 1, 10, 10.0)
     await admission.enter("t", 1, 1)
     gone, waiting = ask(admission, "a"), ask(admission, "b")
     await settle()
@@ -71,7 +71,7 @@ async def test_a_client_that_leaves_is_out_at_once() -> None:
 
 async def test_a_client_that_leaves_as_its_turn_comes_hands_it_on() -> None:
     """A turn given to a request that is cancelled in the same moment goes to the next."""
-    admission = Admission(lambda: 1, 10, 10.0)
+    admission = AdmissionQueue(lambda: 1, 10, 10.0)
     await admission.enter("t", 1, 1)
     gone, waiting = ask(admission, "a"), ask(admission, "b")
     await settle()
@@ -84,7 +84,7 @@ async def test_a_client_that_leaves_as_its_turn_comes_hands_it_on() -> None:
 
 async def test_nobody_waits_longer_than_the_deadline() -> None:
     """After the deadline the request is refused and holds nothing."""
-    admission = Admission(lambda: 1, 10, 0.01)
+    admission = AdmissionQueue(lambda: 1, 10, 0.01)
     await admission.enter("t", 1, 1)
     with pytest.raises(Overloaded):
         await admission.enter("t", 1, 1)
@@ -93,7 +93,7 @@ async def test_nobody_waits_longer_than_the_deadline() -> None:
 
 async def test_a_full_queue_refuses_at_once() -> None:
     """Beyond the bound the flood's newest is refused, not the tenant that has only one."""
-    admission = Admission(lambda: 1, 2, 10.0)
+    admission = AdmissionQueue(lambda: 1, 2, 10.0)
     await admission.enter("t", 1, 1)
     flood = [ask(admission, "flood") for _ in range(2)]
     await settle()
@@ -108,7 +108,7 @@ async def test_a_full_queue_refuses_at_once() -> None:
 
 async def test_several_answers_take_several_places() -> None:
     """A request for three choices counts three, and frees three."""
-    admission = Admission(lambda: 3, 10, 10.0)
+    admission = AdmissionQueue(lambda: 3, 10, 10.0)
     await admission.enter("t", 1, 1, answers=3)
     waiting = [ask(admission, answers=2), ask(admission)]
     await settle()

@@ -11,11 +11,9 @@ from backends.engines.vllm import VllmEngine
 from backends.types import LinkState
 from gateway.config.rulebook import RuleBook
 from gateway.fleet.health import HealthWatch
-from gateway.fleet.learning import Learning
+from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
-from gateway.fleet.models import ModelFacts
-from gateway.fleet.pools import Instance, InstanceSpec, Pools
-from gateway.fleet.sessions import Sessions
+from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
 from gateway.relay.router import Router

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gateway.auth.secrets import Salts
-from gateway.fleet.models import store_id
+from gateway.fleet.pools import store_id
 from gateway.index.types import CacheSpec
 from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest

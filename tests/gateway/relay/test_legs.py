@@ -49,13 +49,7 @@ def test_only_legs_whose_tokens_count_sample() -> None:
     assert build_align_leg(REQUEST, LOG, RULES).sampling is GREEDY
 
 
-def test_an_extend_over_kv_that_is_there_must_be_quick() -> None:
-    """MD with its KV gets the wait that was worked out for it; without it, and for P and RLD, it is the long one."""
-    waits = {
-        (kind, near): build_leg(REQUEST, _start(kind, kv_expected=near), LOG, RULES, WAIT_S).first_token_timeout_s
-        for kind in LegKind
-        for near in (True, False)
-    }
-    short = {key for key, wait_s in waits.items() if wait_s == WAIT_S}
-    assert short == {(LegKind.EXTEND, True), (LegKind.FINAL, True)}
-    assert set(waits.values()) == {WAIT_S, 100}
+def test_a_leg_waits_as_long_as_was_worked_out() -> None:
+    """The wait for the first token goes into the leg, and the rules say how long a silence after it may be."""
+    leg = build_leg(REQUEST, _start(LegKind.FINAL), LOG, RULES, WAIT_S)
+    assert (leg.first_token_timeout_s, leg.idle_timeout_s) == (WAIT_S, 20)

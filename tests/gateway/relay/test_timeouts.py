@@ -41,6 +41,18 @@ def test_a_main_lacks_what_it_has_not_answered_for(patience: FirstTokenTimeouts)
     assert patience.lacking_tokens(_start(LegKind.FINAL, 55), md2) == TAIL_TOKENS + 55
 
 
+def test_an_extend_over_kv_that_is_there_must_be_quick(patience: FirstTokenTimeouts) -> None:
+    """MD with its KV gets the wait that is worked out for it; without it, and for P and RLD, it is the long one."""
+    waits = {
+        (kind, near): patience.wait_s(_start(kind, 2, kv_expected=near), _instance(), 0.0)
+        for kind in LegKind
+        for near in (True, False)
+    }
+    short = {key for key, wait_s in waits.items() if wait_s == RULES.extend_timeout_s}
+    assert short == {(LegKind.EXTEND, True), (LegKind.FINAL, True)}
+    assert set(waits.values()) == {RULES.extend_timeout_s, RULES.first_token_timeout_s}
+
+
 def test_the_wait_follows_what_is_known(patience: FirstTokenTimeouts) -> None:
     """KV counts until MD has it; an MD that was silent gets twice as long, and no other does."""
     md1, md2 = _instance("md1"), _instance("md2")

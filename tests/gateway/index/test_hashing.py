@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends.kv.hashing import BLOCK_TOKENS, block_keys, chain_digests, chain_seed, hash_blocks
+from gateway.index.hashing import BLOCK_TOKENS, block_keys, chain_digests, chain_seed, hash_blocks
 
 SEED = chain_seed("model", None, None)
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=100)
