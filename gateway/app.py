@@ -130,7 +130,7 @@ class Gateway:
             note_use=self.tenancy.usage.note,
         )
         self.passing = build_passing(
-            settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.gate
+            settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.admission
         )
         self.status = self._make_status(redis)
         self.doors = find_doors(settings)

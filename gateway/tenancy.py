@@ -59,7 +59,7 @@ class Tenancy:
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
             salts=Salts(secret),
-            gate=AdmissionControl(self.limits, self.queues, self.usage, metrics),
+            admission=AdmissionControl(self.limits, self.queues, self.usage, metrics),
             shows_plans=self.book is None,
         )
 

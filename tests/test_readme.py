@@ -131,7 +131,7 @@ def test_every_route_is_documented() -> None:
         door=AdminAuth(is_open=True),
     )
     served = set()
-    passing = PassthroughService(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.gate)
+    passing = PassthroughService(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.admission)
     passed = pass_routes(passing, state.access, state.limits)
     for route in build_app(state, passed).routes:
         assert isinstance(route, Route)

@@ -1,11 +1,11 @@
-"""``POST /v1/chat/completions``: messages to a job."""
+"""``POST /v1/chat/completions``: messages to a prepared."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gateway.api.fields import MOST_LOGPROBS, read_fields
 from gateway.api.models import Models
-from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, make_job
+from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request
 from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
@@ -58,7 +58,7 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         make_reader=find_reader(fields, model, prompt),
     )
-    return make_job(fields, rest, prompted, model, caller)
+    return prepare_request(fields, rest, prompted, model, caller)
 
 
 def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -> Callable[[], MessageReader] | None:

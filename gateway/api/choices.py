@@ -147,20 +147,20 @@ class AnswerFormat(Protocol):
     chunk_object: str
     whole_object: str
 
-    def open(self, job: PreparedRequest, index: int) -> ChatChunkChoice | CompletionChoice | None:
+    def open(self, prepared: PreparedRequest, index: int) -> ChatChunkChoice | CompletionChoice | None:
         """Return a choice's first chunk, which holds nothing that was generated."""
         ...
 
-    def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice | CompletionChoice:
+    def add(self, prepared: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice | CompletionChoice:
         """Return the chunk of one event."""
         ...
 
-    def end(self, job: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice | CompletionChoice:
+    def end(self, prepared: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice | CompletionChoice:
         """Return a choice's last chunk."""
         ...
 
     def whole(
-        self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending
+        self, prepared: PreparedRequest, index: int, gathered: Gathered, ending: Ending
     ) -> ChatChoice | CompletionChoice:
         """Return a choice that is not streamed."""
         ...
@@ -172,34 +172,34 @@ class ChatFormat:
     chunk_object = "chat.completion.chunk"
     whole_object = "chat.completion"
 
-    def open(self, job: PreparedRequest, index: int) -> ChatChunkChoice:
+    def open(self, prepared: PreparedRequest, index: int) -> ChatChunkChoice:
         """Return the role."""
         return ChatChunkChoice(index, ChatDelta(role="assistant", content=""))
 
-    def add(self, job: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
+    def add(self, prepared: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
         """Return the text as content."""
         is_content = addition.content and not (addition.reasoning or addition.calls)
         delta = ChatDelta(content=addition.content) if is_content else spell_delta(addition)
         choice = ChatChunkChoice(index, delta)
-        if job.logprobs is not None and addition.logprobs is not None:
-            choice.logprobs = spell_chat(addition.logprobs, job.logprobs, job.model.vocabulary)
-        if job.return_token_ids:
+        if prepared.logprobs is not None and addition.logprobs is not None:
+            choice.logprobs = spell_chat(addition.logprobs, prepared.logprobs, prepared.model.vocabulary)
+        if prepared.return_token_ids:
             choice.token_ids = addition.ids
         return choice
 
-    def end(self, job: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice:
+    def end(self, prepared: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice:
         """Return the finish reason, with the last text where some was held back."""
         return ChatChunkChoice(
             index, spell_delta(ending.parts), finish_reason=ending.reason, stop_reason=ending.stop_reason
         )
 
-    def whole(self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
+    def whole(self, prepared: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
         """Return the message."""
         logprobs = None
-        if job.logprobs is not None and gathered.logprobs:
-            logprobs = spell_chat(gathered.logprobs, job.logprobs, job.model.vocabulary)
+        if prepared.logprobs is not None and gathered.logprobs:
+            logprobs = spell_chat(gathered.logprobs, prepared.logprobs, prepared.model.vocabulary)
         message = gather_message(gathered, ending)
-        ids = tuple(gathered.ids) if job.return_token_ids else UNSET
+        ids = tuple(gathered.ids) if prepared.return_token_ids else UNSET
         return ChatChoice(index, message, logprobs, ending.reason, ending.stop_reason, ids)
 
 
@@ -209,40 +209,44 @@ class CompletionFormat:
     chunk_object = "text_completion"
     whole_object = "text_completion"
 
-    def open(self, job: PreparedRequest, index: int) -> CompletionChoice | None:
+    def open(self, prepared: PreparedRequest, index: int) -> CompletionChoice | None:
         """Return the prompt where the client asked to hear it back, and its ids likewise."""
-        if not job.echoes and not job.return_token_ids:
+        if not prepared.echoes and not prepared.return_token_ids:
             return None
-        choice = CompletionChoice(index, job.echoes[index // job.n] if job.echoes else "")
-        if job.return_token_ids:
-            choice.prompt_token_ids = list(job.prompts[index // job.n])
+        choice = CompletionChoice(index, prepared.echoes[index // prepared.n] if prepared.echoes else "")
+        if prepared.return_token_ids:
+            choice.prompt_token_ids = list(prepared.prompts[index // prepared.n])
         return choice
 
-    def add(self, job: PreparedRequest, index: int, addition: Addition) -> CompletionChoice:
+    def add(self, prepared: PreparedRequest, index: int, addition: Addition) -> CompletionChoice:
         """Return the text."""
         choice = CompletionChoice(index, addition.content)
-        if job.logprobs is not None and addition.logprobs is not None:
-            choice.logprobs = spell_completion(addition.logprobs, addition.offsets, job.logprobs, job.model.vocabulary)
-        if job.return_token_ids:
+        if prepared.logprobs is not None and addition.logprobs is not None:
+            choice.logprobs = spell_completion(
+                addition.logprobs, addition.offsets, prepared.logprobs, prepared.model.vocabulary
+            )
+        if prepared.return_token_ids:
             choice.token_ids = addition.ids
         return choice
 
-    def end(self, job: PreparedRequest, index: int, ending: Ending) -> CompletionChoice:
+    def end(self, prepared: PreparedRequest, index: int, ending: Ending) -> CompletionChoice:
         """Return the finish reason, with the last text where some was held back."""
         return CompletionChoice(
             index, ending.parts.content, finish_reason=ending.reason, stop_reason=ending.stop_reason
         )
 
-    def whole(self, job: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> CompletionChoice:
+    def whole(self, prepared: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> CompletionChoice:
         """Return the text, after the prompt's where the client asked to hear it back."""
-        echo = job.echoes[index // job.n] if job.echoes else ""
+        echo = prepared.echoes[index // prepared.n] if prepared.echoes else ""
         choice = CompletionChoice(index, echo + gathered.content(ending))
         choice.finish_reason = ending.reason
         choice.stop_reason = ending.stop_reason
-        if job.logprobs is not None and gathered.logprobs:
-            choice.logprobs = spell_completion(gathered.logprobs, gathered.offsets, job.logprobs, job.model.vocabulary)
-        if job.return_token_ids:
-            choice.prompt_token_ids = list(job.prompts[index // job.n])
+        if prepared.logprobs is not None and gathered.logprobs:
+            choice.logprobs = spell_completion(
+                gathered.logprobs, gathered.offsets, prepared.logprobs, prepared.model.vocabulary
+            )
+        if prepared.return_token_ids:
+            choice.prompt_token_ids = list(prepared.prompts[index // prepared.n])
             choice.token_ids = tuple(gathered.ids)
         return choice
 

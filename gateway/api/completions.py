@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: prompts in any of their spellings to a job."""
+"""``POST /v1/completions``: prompts in any of their spellings to a prepared."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -6,7 +6,15 @@ from typing import Any
 
 from gateway.api.fields import MOST_LOGPROBS, read_fields
 from gateway.api.models import Models
-from gateway.api.prepare import MOST_CHOICES, Caller, PreparedRequest, Prompted, encode_prompt, make_job, over_context
+from gateway.api.prepare import (
+    MOST_CHOICES,
+    Caller,
+    PreparedRequest,
+    Prompted,
+    encode_prompt,
+    over_context,
+    prepare_request,
+)
 from gateway.api.wire import CompletionFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
@@ -50,7 +58,7 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
         logprobs=fields.logprobs,
         echoes=tuple(spell(prompt, model) for prompt in prompts) if fields.echo else (),
     )
-    return make_job(fields, rest, prompted, model, caller)
+    return prepare_request(fields, rest, prompted, model, caller)
 
 
 def check_options(fields: CompletionFields) -> None:

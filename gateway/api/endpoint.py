@@ -62,7 +62,7 @@ class Access:
     rules_of: Callable[[str, str], Rules]
     """Return the rules in force for a tenant's request or session, named by a key. Raises GatewayError."""
     salts: Salts
-    gate: AdmissionControl
+    admission: AdmissionControl
     shows_plans: bool = False
     """Whether answers tell how they were made, whatever the rules say."""
     clients: Clients = field(default_factory=Clients)
@@ -185,7 +185,7 @@ class RunningRequest:
     answers: list[Answer] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     entry: Admission | None = None
-    job: PreparedRequest | None = None
+    prepared: PreparedRequest | None = None
     failed: bool = False
     slo_met: bool | None = None
     """Whether an external answer kept the tenant's ``slo``; False also when nothing could be started."""
@@ -215,11 +215,11 @@ class RunningRequest:
             told = self.outside
             use.add(Use(1, told.prompt_tokens, other_tokens=told.completion_tokens, cost=told.cost_usd or 0.0))
             self.entry.leave(use, told.prompt_tokens + told.completion_tokens)
-        elif self.entry is not None and self.job is not None:
+        elif self.entry is not None and self.prepared is not None:
             completion = sum(choice.completion_tokens for choice in self.choices)
             # A request that came to nothing by no fault of the client's costs it nothing.
-            prompt = 0 if self.failed and not completion else self.job.prompt_tokens
-            cached = (count_cached(self.choices, self.job.n) or 0) if prompt and self.choices else 0
+            prompt = 0 if self.failed and not completion else self.prepared.prompt_tokens
+            cached = (count_cached(self.choices, self.prepared.n) or 0) if prompt and self.choices else 0
             use.add(Use(1, prompt, cached))
             self.entry.leave(use, prompt + completion)
 
@@ -266,13 +266,13 @@ class GenerationEndpoint:
         if (passing := self._find_passing(value.get("model"), rules)) is not None:
             await passing.pass_object(self._path, value, asked.headers, caller, asked.client)
             return
-        run.job = job = await self._prepare(value, len(asked.body), self._models, caller)
-        asked.reply.request_id = job.id
-        outside = self._choose_outside(job, caller, refused=False)
+        run.prepared = prepared = await self._prepare(value, len(asked.body), self._models, caller)
+        asked.reply.request_id = prepared.id
+        outside = self._choose_outside(prepared, caller, refused=False)
         try:
-            run.entry = await self._enter(job, caller, 0 if outside else len(job.requests))
-            run.job = job = job.after_waiting(run.entry.waited_s)
-            await self._answer(job, value, asked.client, caller, run, outside)
+            run.entry = await self._enter(prepared, caller, 0 if outside else len(prepared.requests))
+            run.prepared = prepared = prepared.after_waiting(run.entry.waited_s)
+            await self._answer(prepared, value, asked.client, caller, run, outside)
         except GatewayError:
             run.failed = True
             raise
@@ -285,17 +285,21 @@ class GenerationEndpoint:
             return None
         return self._passing if self._passing.passes(resolve_name(model, rules.models)) else None
 
-    def _choose_outside(self, job: PreparedRequest, caller: Caller, *, refused: bool) -> Outside | None:
+    def _choose_outside(self, prepared: PreparedRequest, caller: Caller, *, refused: bool) -> Outside | None:
         """Who answers in place of the engines; ``refused``: they cannot."""
-        return None if self._overflow is None else self._overflow.choose(job.model.name, caller.rules, refused=refused)
+        return (
+            None
+            if self._overflow is None
+            else self._overflow.choose(prepared.model.name, caller.rules, refused=refused)
+        )
 
-    async def _enter(self, job: PreparedRequest, caller: Caller, places: int) -> Admission:
-        gate, most = self._access.gate, job.most_output_tokens
-        return await gate.enter(caller.tenant, caller.rules, job.model.name, job.prompt_tokens, most, places)
+    async def _enter(self, prepared: PreparedRequest, caller: Caller, places: int) -> Admission:
+        gate, most = self._access.admission, prepared.most_output_tokens
+        return await gate.enter(caller.tenant, caller.rules, prepared.model.name, prepared.prompt_tokens, most, places)
 
     async def _answer(
         self,
-        job: PreparedRequest,
+        prepared: PreparedRequest,
         value: JsonObject,
         client: Client,
         caller: Caller,
@@ -306,31 +310,33 @@ class GenerationEndpoint:
         entry_headers = run.entry.headers if run.entry is not None else []
         if outside is None:
             try:
-                self._start(job, run)
+                self._start(prepared, run)
             except GatewayError as failure:
-                outside = self._choose_outside(job, caller, refused=True) if failure.code == "no_instance" else None
+                outside = (
+                    self._choose_outside(prepared, caller, refused=True) if failure.code == "no_instance" else None
+                )
                 if outside is None:
                     run.slo_met = caller.rules.slo.judge_failure() if failure.status >= 500 else None
                     raise
         if outside is not None and self._overflow is not None:
-            await self._overflow.answer(outside, job, value, client, entry_headers, run.note_outside)
+            await self._overflow.answer(outside, prepared, value, client, entry_headers, run.note_outside)
             return
         headers: errors.RawHeaders = [
-            (b"x-request-id", job.id.encode()),
-            *(spell_plan(run.answers[0]) if job.debug else ()),
+            (b"x-request-id", prepared.id.encode()),
+            *(spell_plan(run.answers[0]) if prepared.debug else ()),
             *entry_headers,
         ]
-        if job.stream:
-            await write_stream(client, run.answers, StreamWriter(job, self._form, run.choices), headers)
+        if prepared.stream:
+            await write_stream(client, run.answers, StreamWriter(prepared, self._form, run.choices), headers)
         else:
-            await write_whole(client, run.answers, job, self._form, run.choices, headers)
+            await write_whole(client, run.answers, prepared, self._form, run.choices, headers)
 
-    def _start(self, job: PreparedRequest, run: RunningRequest) -> None:
-        for index, request in enumerate(job.requests):
+    def _start(self, prepared: PreparedRequest, run: RunningRequest) -> None:
+        for index, request in enumerate(prepared.requests):
             answer = self._generator.generate(request)
             run.answers.append(answer)
-            reader = job.make_reader() if job.make_reader is not None else None
-            run.choices.append(Choice(index, answer, job.model.vocabulary, job.text, reader))
+            reader = prepared.make_reader() if prepared.make_reader is not None else None
+            run.choices.append(Choice(index, answer, prepared.model.vocabulary, prepared.text, reader))
 
 
 def spell_plan(answer: Answer) -> errors.RawHeaders:

@@ -52,7 +52,7 @@ class OverflowAnswers(Protocol):
     async def answer(
         self,
         outside: Outside,
-        job: PreparedRequest,
+        prepared: PreparedRequest,
         value: JsonObject,
         client: Client,
         headers: HeaderLines,

@@ -102,14 +102,14 @@ class Prompted:
     make_reader: Callable[[], MessageReader] | None = None
 
 
-def make_job(
+def prepare_request(
     fields: GenerationFields, rest: JsonObject, prompted: Prompted, model: ServedModel, caller: Caller
 ) -> PreparedRequest:
     """Check the limits that depend on the prompts, and build the generations. Raises GatewayError."""
     n = fields.n or 1
     if n * len(prompted.prompts) > MOST_CHOICES:
         raise bad_field(prompted.prompt_field, f"A request may ask for at most {MOST_CHOICES} choices.")
-    job_id = f"{prompted.id_prefix}-{uuid.uuid4().hex}"
+    request_id = f"{prompted.id_prefix}-{uuid.uuid4().hex}"
     tenant_limits = caller.rules.limits
     prompts = tuple(fit_prompt(prompt, fields, prompted, model) for prompt in prompted.prompts)
     for prompt in prompts:
@@ -124,7 +124,7 @@ def make_job(
     choices = n * len(prompts)
     requests = tuple(
         GenerationRequest(
-            request_id=job_id if choices == 1 else f"{job_id}-{index}",
+            request_id=request_id if choices == 1 else f"{request_id}-{index}",
             model=model.name,
             prompt=prompts[index // n],
             max_tokens=limits[index // n],
@@ -142,7 +142,7 @@ def make_job(
         for index in range(choices)
     )
     return PreparedRequest(
-        id=job_id,
+        id=request_id,
         created=int(time.time()),
         model=model,
         model_name=fields.model,

@@ -38,11 +38,11 @@ def unfinished() -> GatewayError:
     return GatewayError(502, "The answer ended before it was finished.", code="bad_gateway")
 
 
-def count_usage(job: PreparedRequest, choices: Sequence[Choice]) -> UsageBody:
+def count_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> UsageBody:
     """Return the request's usage: each prompt once, the completions of all choices."""
-    prompt = job.prompt_tokens
+    prompt = prepared.prompt_tokens
     completion = sum(choice.completion_tokens for choice in choices)
-    cached = count_cached(choices, job.n)
+    cached = count_cached(choices, prepared.n)
     details = None if cached is None else PromptTokensDetails(cached)
     return UsageBody(prompt, completion, prompt + completion, details)
 
@@ -50,8 +50,8 @@ def count_usage(job: PreparedRequest, choices: Sequence[Choice]) -> UsageBody:
 class StreamWriter:
     """Turns one request's answers into SSE bytes. No I/O."""
 
-    def __init__(self, job: PreparedRequest, form: AnswerFormat, choices: Sequence[Choice]) -> None:
-        self._job = job
+    def __init__(self, prepared: PreparedRequest, form: AnswerFormat, choices: Sequence[Choice]) -> None:
+        self._prepared = prepared
         self._form = form
         self._choices = choices
         self._opened = [False] * len(choices)
@@ -59,13 +59,13 @@ class StreamWriter:
 
     def take(self, index: int, tokens: Tokens) -> bytes:
         """Return the bytes of a choice's next tokens; none for ids that are no text yet."""
-        job = self._job
+        prepared = self._prepared
         opening = b"" if self._opened[index] else self._open(index)
         addition = self._choices[index].take(tokens)
-        if addition is None or not (addition.content or addition.reasoning or addition.calls or job.shows_ids):
+        if addition is None or not (addition.content or addition.reasoning or addition.calls or prepared.shows_ids):
             return opening
-        answer = self._answer([self._form.add(job, index, addition)])
-        if job.traced:
+        answer = self._answer([self._form.add(prepared, index, addition)])
+        if prepared.traced:
             answer.pdd = TokenOrigin(tokens.role, tokens.instance, tokens.position)
         return b"%sdata: %s\n\n" % (opening, encode_json(answer))
 
@@ -74,32 +74,32 @@ class StreamWriter:
         opening = b"" if self._opened[index] else self._open(index)
         self._running -= 1
         ending = self._choices[index].end(finish)
-        return opening + encode_event(self._answer([self._form.end(self._job, index, ending)]))
+        return opening + encode_event(self._answer([self._form.end(self._prepared, index, ending)]))
 
     def end(self) -> bytes:
         """Return what follows the last choice's finish. Raises GatewayError when there was none."""
         if self._running:
             raise unfinished()
-        if not self._job.include_usage:
+        if not self._prepared.include_usage:
             return DONE
-        return encode_event(self._answer([], usage=count_usage(self._job, self._choices))) + DONE
+        return encode_event(self._answer([], usage=count_usage(self._prepared, self._choices))) + DONE
 
     def _open(self, index: int) -> bytes:
         self._opened[index] = True
-        choice = self._form.open(self._job, index)
+        choice = self._form.open(self._prepared, index)
         if choice is None:
             return b""
         answer = self._answer([choice])
-        if isinstance(choice, ChatChunkChoice) and self._job.return_token_ids:
-            answer.prompt_token_ids = list(self._job.prompts[index // self._job.n])
+        if isinstance(choice, ChatChunkChoice) and self._prepared.return_token_ids:
+            answer.prompt_token_ids = list(self._prepared.prompts[index // self._prepared.n])
         return encode_event(answer)
 
     def _answer(self, choices: list[Any], usage: UsageBody | None = None) -> AnswerBody:
-        job = self._job
-        answer = AnswerBody(job.id, self._form.chunk_object, job.created, job.model_name, choices)
-        if job.continuous_usage:
-            answer.usage = count_usage(job, self._choices)
-        elif job.include_usage:
+        prepared = self._prepared
+        answer = AnswerBody(prepared.id, self._form.chunk_object, prepared.created, prepared.model_name, choices)
+        if prepared.continuous_usage:
+            answer.usage = count_usage(prepared, self._choices)
+        elif prepared.include_usage:
             answer.usage = usage
         return answer
 
@@ -145,9 +145,9 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
 class _Gathered:
     """The sink of one choice that is not streamed. ``done``: the choice as clients get it, once it is complete."""
 
-    def __init__(self, index: int, job: PreparedRequest, form: AnswerFormat, choice: Choice) -> None:
+    def __init__(self, index: int, prepared: PreparedRequest, form: AnswerFormat, choice: Choice) -> None:
         self._index = index
-        self._job = job
+        self._prepared = prepared
         self._form = form
         self._choice = choice
         self.gathered = Gathered()
@@ -162,27 +162,29 @@ class _Gathered:
         """A client that waits for a whole answer sees no sign of life."""
 
     def finish(self, finish: Finish) -> None:
-        self.done = self._form.whole(self._job, self._index, self.gathered, self._choice.end(finish))
+        self.done = self._form.whole(self._prepared, self._index, self.gathered, self._choice.end(finish))
 
 
 async def write_whole(
     client: Client,
     answers: Sequence[Answer],
-    job: PreparedRequest,
+    prepared: PreparedRequest,
     form: AnswerFormat,
     choices: Sequence[Choice],
     headers: RawHeaders,
 ) -> None:
     """Send the answers when they are complete. Raises GatewayError."""
-    sinks = [_Gathered(index, job, form, choice) for index, choice in enumerate(choices)]
+    sinks = [_Gathered(index, prepared, form, choice) for index, choice in enumerate(choices)]
     await run_all(answers, sinks)
     if any(sink.done is None for sink in sinks):
         raise unfinished()
-    answer = AnswerBody(job.id, form.whole_object, job.created, job.model_name, [sink.done for sink in sinks])
-    answer.usage = count_usage(job, choices)
-    if job.return_token_ids and form.whole_object == "chat.completion":
-        answer.prompt_token_ids = list(job.prompts[0])
-    answer.pdd = [origin for sink in sinks for origin in sink.gathered.origins] if job.traced else UNSET
+    answer = AnswerBody(
+        prepared.id, form.whole_object, prepared.created, prepared.model_name, [sink.done for sink in sinks]
+    )
+    answer.usage = count_usage(prepared, choices)
+    if prepared.return_token_ids and form.whole_object == "chat.completion":
+        answer.prompt_token_ids = list(prepared.prompts[0])
+    answer.pdd = [origin for sink in sinks for origin in sink.gathered.origins] if prepared.traced else UNSET
     body = encode_json(answer)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await client.send({"type": "http.response.start", "status": 200, "headers": lines})

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from msgspec import to_builtins
 
-from gateway.cli.observe import print_json
-from gateway.cli.operate import REPLY_TIMEOUT_S, add_place, describe_moment, open_store, read_duration_s, run_change
+from gateway.cli.reading import print_json
+from gateway.cli.writing import REPLY_TIMEOUT_S, add_place, describe_moment, open_store, read_duration_s, run_change
 from gateway.config.document_store import MOST_AUDIT, AuditEntry
 
 LIMIT = 100

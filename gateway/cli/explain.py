@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.cli.observe import (
+from gateway.cli.reading import (
     TENANT,
     add_config,
     add_tenant,

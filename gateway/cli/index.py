@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from gateway.cli.observe import (
+from gateway.cli.reading import (
     CannotInspect,
     Observer,
     add_config,

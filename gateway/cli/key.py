@@ -8,7 +8,7 @@ import msgspec
 from gateway.auth.keys import KeyRecord, hash_key, make_key, parse_key
 from gateway.auth.secrets import BadSecret, find_secret, read_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND
-from gateway.cli.operate import (
+from gateway.cli.writing import (
     CannotOperate,
     Command,
     add_change,

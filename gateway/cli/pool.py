@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gateway.cli.operate import (
+from gateway.cli.writing import (
     CannotOperate,
     add_change,
     add_place,

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.cli.operate import (
+from gateway.cli.rehearse import rehearse
+from gateway.cli.writing import (
     REPLY_TIMEOUT_S,
     CannotOperate,
     Command,
@@ -30,7 +31,6 @@ from gateway.cli.operate import (
     run_on_store,
     to_yaml,
 )
-from gateway.cli.rehearse import rehearse
 from gateway.config.document_store import Changes, Document, DocumentStore
 from gateway.config.live import DocumentsRefused
 from gateway.config.rulebook import RULES, RuleBook

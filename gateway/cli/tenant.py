@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from gateway.auth.tenants import TENANT_KIND, TenantRecord
-from gateway.cli.operate import (
+from gateway.cli.writing import (
     CannotOperate,
     Command,
     add_change,

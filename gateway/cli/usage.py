@@ -10,8 +10,8 @@ from rich.table import Table
 
 from gateway.auth.identify import OPEN_TENANT
 from gateway.auth.tenants import TENANT_KIND
-from gateway.cli.observe import print_json
-from gateway.cli.operate import REPLY_TIMEOUT_S, add_place, open_store, read_duration_s, run_change
+from gateway.cli.reading import print_json
+from gateway.cli.writing import REPLY_TIMEOUT_S, add_place, open_store, read_duration_s, run_change
 from gateway.config.document_store import DocumentStore
 from gateway.limits.usage import HOUR_S, KEPT_S, Use, read_usage
 

@@ -37,7 +37,7 @@ class Admission:
     model: str
     answers: int
     lease: Lease
-    gate: "AdmissionControl"
+    admission: "AdmissionControl"
     headers: RawHeaders = field(default_factory=list)
     waited_s: float = 0.0
     has_left: bool = False
@@ -48,8 +48,8 @@ class Admission:
             self.has_left = True
             self.lease.settle(charged_tokens)
             if self.answers:
-                self.gate.queues.of(self.model).leave(self.answers)
-            self.gate.usage.note(self.tenant, self.model, use)
+                self.admission.queues.of(self.model).leave(self.answers)
+            self.admission.usage.note(self.tenant, self.model, use)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Lets no more answers run in this process than its engines batch; the rest wait, fairly and for a bounded time.
 
 Who is next: strict classes, and fair shares between the tenants of a class. Within a class each tenant has a line of
-its own and a tag, the amount of work up to which it was served. Whoever has the smallest tag is next, and its tag grows by
-the cost of what is served. A tenant that was not waiting begins where the others are: it saves nothing up, and a tenant
-that asks for much waits for itself, not for the others. When the queue is full, the newest in the longest line of the
-lowest class has to go.
+its own and a tag, the amount of work up to which it was served. Whoever has the smallest tag is next, and its tag grows
+by the cost of what is served. A tenant that was not waiting begins where the others are: it saves nothing up, and a
+tenant that asks for much waits for itself, not for the others. When the queue is full, the newest in the longest line
+of the lowest class has to go.
 """
 
 import asyncio

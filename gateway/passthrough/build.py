@@ -22,11 +22,11 @@ def build_passing(
     own_models: Collection[str],
     timelines: Timelines,
     metrics: Metrics,
-    gate: AdmissionControl,
+    admission: AdmissionControl,
 ) -> PassthroughService:
     """Build it; nothing is asked yet. Raises BadSettings."""
     upstreams = [Upstream(_read_spec(upstream)) for upstream in settings.upstreams]
-    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, gate)
+    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, admission)
 
 
 def build_overflow(

@@ -45,7 +45,7 @@ class PassthroughService:
     servers: Servers
     timelines: Timelines
     metrics: Metrics
-    gate: AdmissionControl
+    admission: AdmissionControl
 
     def models(self) -> list[str]:
         """Names of the models whose every request is passed on."""
@@ -108,7 +108,7 @@ class PassthroughService:
         prompt_tokens = len(request.body) // BYTES_A_TOKEN
         tenant, rules = caller.tenant, caller.rules
         # They take no place of the engines' main decode: upstreams have bounds of their own.
-        entry = await self.gate.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
+        entry = await self.admission.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
         with self._recorded(request, entry, prompt_tokens, rules.slo) as record:
             await pass_on(request, servers, client, record, entry.headers)
 

@@ -45,7 +45,7 @@ class OverflowService:
     async def answer(
         self,
         outside: Outside,
-        job: PreparedRequest,
+        prepared: PreparedRequest,
         value: JsonObject,
         client: Client,
         headers: RawHeaders,
@@ -53,23 +53,23 @@ class OverflowService:
     ) -> None:
         """Answer from outside. Raises GatewayError while nothing was sent."""
         assert self.provider is not None
-        timeline = self.timelines.open(job.id, job.model.name)
-        request = job.requests[0]
+        timeline = self.timelines.open(prepared.id, prepared.model.name)
+        request = prepared.requests[0]
         slo = request.rules.slo if request.rules is not None else NO_SLO
         spending = Spending(timeline, self.metrics, outside, slo, request.waited_s)
-        chunks = self.provider.chat(self.models[outside.model], value, stream=job.stream)
+        chunks = self.provider.chat(self.models[outside.model], value, stream=prepared.stream)
         lines: RawHeaders = [
-            (b"x-request-id", job.id.encode()),
+            (b"x-request-id", prepared.id.encode()),
             (b"x-pdd-plan", b"external"),
             (b"x-pdd-reason", outside.reason.encode()),
             *headers,
         ]
         try:
             async with aclosing(chunks):
-                if job.stream:
-                    await _write_stream(chunks, job, client, lines, spending)
+                if prepared.stream:
+                    await _write_stream(chunks, prepared, client, lines, spending)
                 else:
-                    await _write_whole(chunks, job, client, lines, spending)
+                    await _write_whole(chunks, prepared, client, lines, spending)
         except BackendError as error:
             spending.failed(error)
             raise to_failure(error) from error
@@ -93,7 +93,7 @@ def to_failure(error: BackendError) -> GatewayError:
 
 async def _write_stream(
     chunks: AsyncGenerator[ExternalChunk, None],
-    job: PreparedRequest,
+    prepared: PreparedRequest,
     client: Client,
     headers: RawHeaders,
     spending: "Spending",
@@ -105,12 +105,12 @@ async def _write_stream(
     data = b""
     try:
         if first is not None:
-            await _send_chunk(first, job, client, spending)
+            await _send_chunk(first, prepared, client, spending)
         async for chunk in chunks:
-            await _send_chunk(chunk, job, client, spending)
+            await _send_chunk(chunk, prepared, client, spending)
         spending.finished()
-        if job.include_usage and spending.usage is not None:
-            data = _event(job, [], _usage(spending.usage))
+        if prepared.include_usage and spending.usage is not None:
+            data = _event(prepared, [], _usage(spending.usage))
         data += DONE
     except BackendError as error:
         spending.failed(error)
@@ -118,17 +118,17 @@ async def _write_stream(
     await client.send({"type": "http.response.body", "body": data, "more_body": False})
 
 
-async def _send_chunk(chunk: ExternalChunk, job: PreparedRequest, client: Client, spending: "Spending") -> None:
+async def _send_chunk(chunk: ExternalChunk, prepared: PreparedRequest, client: Client, spending: "Spending") -> None:
     spending.take(chunk)
     if chunk.choices:
         choices = [{"finish_reason": None} | dict(choice) for choice in chunk.choices]
-        data = _event(job, choices, None)
+        data = _event(prepared, choices, None)
         await client.send({"type": "http.response.body", "body": data, "more_body": True})
 
 
 async def _write_whole(
     chunks: AsyncGenerator[ExternalChunk, None],
-    job: PreparedRequest,
+    prepared: PreparedRequest,
     client: Client,
     headers: RawHeaders,
     spending: "Spending",
@@ -138,7 +138,7 @@ async def _write_whole(
         spending.take(chunk)
         choices += chunk.choices
     spending.finished()
-    answer = _envelope(job, "chat.completion", choices)
+    answer = _envelope(prepared, "chat.completion", choices)
     answer["usage"] = None if spending.usage is None else _usage(spending.usage)
     body = orjson.dumps(answer)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
@@ -146,15 +146,21 @@ async def _write_whole(
     await client.send({"type": "http.response.body", "body": body, "more_body": False})
 
 
-def _event(job: PreparedRequest, choices: list[Any], usage: Mapping[str, Any] | None) -> bytes:
-    chunk = _envelope(job, "chat.completion.chunk", choices)
-    if job.include_usage:
+def _event(prepared: PreparedRequest, choices: list[Any], usage: Mapping[str, Any] | None) -> bytes:
+    chunk = _envelope(prepared, "chat.completion.chunk", choices)
+    if prepared.include_usage:
         chunk["usage"] = usage
     return b"data: " + orjson.dumps(chunk) + b"\n\n"
 
 
-def _envelope(job: PreparedRequest, kind: str, choices: list[Any]) -> dict[str, Any]:
-    return {"id": job.id, "object": kind, "created": job.created, "model": job.model_name, "choices": choices}
+def _envelope(prepared: PreparedRequest, kind: str, choices: list[Any]) -> dict[str, Any]:
+    return {
+        "id": prepared.id,
+        "object": kind,
+        "created": prepared.created,
+        "model": prepared.model_name,
+        "choices": choices,
+    }
 
 
 def _usage(usage: ExternalUsage) -> dict[str, int]:

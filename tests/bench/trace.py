@@ -5,7 +5,7 @@ A whole gateway (its HTTP edge, tokenizer, shared index in a private Valkey, pol
 Engines give the next token once the client has read the last, so each travels alone, as in a stream at reading pace.
 Counted are the Python calls (a resumed coroutine is one) of functions in ``gateway``, ``backends`` and ``policies``.
 A token's calls are those of functions that most tokens call, its forms the classes of which each token has an object of
-its own. A request's are all others, but for functions that an idle gateway calls, too.
+its own. A request's are all others, less what an idle gateway does in the same time.
 
 With TRACE_JSON=FILE in the environment the figures are written there as one JSON object.
 """
@@ -13,6 +13,7 @@ With TRACE_JSON=FILE in the environment the figures are written there as one JSO
 import argparse
 import asyncio
 import json
+import math
 import os
 import statistics
 import sys
@@ -168,7 +169,8 @@ async def watch_idle(walk: Walk) -> Calls:
 
 async def ask(stack: Stack, idle: Calls) -> Figures:
     """Ask for one relayed answer."""
-    walk = Walk()
+    walk, loop = Walk(), asyncio.get_running_loop()
+    started_s = loop.time()
     stack.bridge.arrived.clear()
     for name, pace in stack.paces.items():
         stack.engines[name].scripts.append(Script(step=pace))
@@ -204,8 +206,8 @@ async def ask(stack: Stack, idle: Calls) -> Figures:
     token: Calls = Counter({place: count for place, count in calls.items() if count >= WINDOW / 2})
     for place, count in token.items():
         total[place] -= count * TOKENS // WINDOW
-    for place in idle:
-        del total[place]
+    for place, times in idle.items():
+        total[place] -= math.ceil(times / IDLE_S * (loop.time() - started_s))
     forms = sorted(kind.__name__ for kind, objects in made.items() if len(objects) >= WINDOW)
     return Figures(token, forms, +total)
 
@@ -226,7 +228,9 @@ async def measure(shows_all: bool) -> dict[str, float]:
         "token_files": statistics.median(len({file for file, _ in one.token}) for one in found),
         "token_forms": statistics.median(len(one.forms) for one in found),
         "request_calls": statistics.median(one.request.total() for one in found),
-        "request_files": statistics.median(len({file for file, _ in one.request}) for one in found),
+        "request_files": statistics.median(
+            len({place[0] for place in one.request if place not in idle}) for one in found
+        ),
     }
 
 

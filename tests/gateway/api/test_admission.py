@@ -114,7 +114,7 @@ async def test_too_large_requests(
             param,
             code,
         )
-        assert served.access.gate.queues.running == 0
+        assert served.access.admission.queues.running == 0
 
 
 async def test_output_limit_holds_for_those_that_name_none(state: ApiState, generator: ScriptedGenerator) -> None:
@@ -147,7 +147,7 @@ async def test_slots_come_back_however_an_answer_ends(state: ApiState, generator
                 assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             await generator.all_closed()
             generator.script = whole
-        assert served.access.gate.limits.running("default") == 0
+        assert served.access.admission.limits.running("default") == 0
 
 
 async def test_an_abort_is_charged_once_for_what_was_delivered(

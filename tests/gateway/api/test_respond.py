@@ -27,7 +27,7 @@ STOPS = ["e", " the", "th", "😀", "\ufffd", "ab"]
 
 
 async def make_job(state: ApiState, chat: bool, change: dict[str, Any]) -> PreparedRequest:
-    """Return the job of a request."""
+    """Return the prepared of a request."""
     models = Models(state.models, state.created)
     caller = Caller("default")
     if chat:
@@ -36,11 +36,11 @@ async def make_job(state: ApiState, chat: bool, change: dict[str, Any]) -> Prepa
 
 
 def run(
-    job: PreparedRequest, form: AnswerFormat, ids: list[int], chunks: list[int]
+    prepared: PreparedRequest, form: AnswerFormat, ids: list[int], chunks: list[int]
 ) -> tuple[list[dict[str, Any]], ScriptedAnswer]:
     """Return the chunks that a scripted answer becomes."""
-    answer = ScriptedAnswer(job.requests[0], [], Watch())
-    writer = StreamWriter(job, form, [Choice(0, answer, job.model.vocabulary, job.text)])
+    answer = ScriptedAnswer(prepared.requests[0], [], Watch())
+    writer = StreamWriter(prepared, form, [Choice(0, answer, prepared.model.vocabulary, prepared.text)])
     data = b""
     for step in say(ids, chunks):
         assert isinstance(step, Tokens | Finish)
@@ -54,13 +54,13 @@ def run(
 @pytest.mark.parametrize("chat", [True, False])
 def test_text_whatever_the_chunks(state: ApiState, model: ServedModel, chat: bool) -> None:
     """For any ids and event sizes the client's text is the decoded log cut at the first stop string."""
-    job = asyncio.run(make_job(state, chat, {"stop": STOPS[:2], "stream": True}))
+    prepared = asyncio.run(make_job(state, chat, {"stop": STOPS[:2], "stream": True}))
     form: AnswerFormat = ChatFormat() if chat else CompletionFormat()
 
     @given(st.lists(st.integers(3, model.vocabulary.size - 1), max_size=40), st.lists(st.integers(1, 7), max_size=20))
     @settings(suppress_health_check=[HealthCheck.nested_given])
     def check(ids: list[int], sizes: list[int]) -> None:
-        events, answer = run(job, form, ids, sizes)
+        events, answer = run(prepared, form, ids, sizes)
         choices = [event["choices"][0] for event in events]
         text = "".join(c["delta"].get("content", "") if chat else c["text"] for c in choices)
         whole = model.tokenizer.decode(ids)
@@ -76,9 +76,9 @@ def test_text_whatever_the_chunks(state: ApiState, model: ServedModel, chat: boo
 async def test_ids_are_cut_with_the_text(state: ApiState, model: ServedModel) -> None:
     """Ids, log-probabilities and usage end at the id that completed the stop string, in the middle of an event too."""
     change = {"stop": "b", "stream": True, "logprobs": 1, "return_token_ids": True}
-    job = await make_job(state, False, {**change, "stream_options": {"include_usage": True}})
+    prepared = await make_job(state, False, {**change, "stream_options": {"include_usage": True}})
     ids = model.encoder.encode_now("1a2b3c")
-    events, answer = run(job, CompletionFormat(), ids, [1, len(ids)])
+    events, answer = run(prepared, CompletionFormat(), ids, [1, len(ids)])
     needed = answer.stopped_at
     assert needed is not None
     assert needed < len(ids)
@@ -90,9 +90,9 @@ async def test_ids_are_cut_with_the_text(state: ApiState, model: ServedModel) ->
 async def test_continuous_usage(state: ApiState, model: ServedModel) -> None:
     """On request every chunk has the counts so far."""
     options = {"include_usage": True, "continuous_usage_stats": True}
-    job = await make_job(state, True, {"stream": True, "stream_options": options})
+    prepared = await make_job(state, True, {"stream": True, "stream_options": options})
     ids = model.encoder.encode_now("Hello.")
-    events, _ = run(job, ChatFormat(), ids, [])
+    events, _ = run(prepared, ChatFormat(), ids, [])
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
     assert (counts[0], counts[-1]) == (0, len(ids))
@@ -100,10 +100,10 @@ async def test_continuous_usage(state: ApiState, model: ServedModel) -> None:
 
 async def test_non_finite_logprobs(state: ApiState, generator: ScriptedGenerator) -> None:
     """What JSON cannot spell becomes OpenAI's stand-in."""
-    job = await make_job(state, True, {"stream": True, "logprobs": True, "top_logprobs": 2})
-    choice = Choice(0, ScriptedAnswer(job.requests[0], [], Watch()), job.model.vocabulary, job.text)
+    prepared = await make_job(state, True, {"stream": True, "logprobs": True, "top_logprobs": 2})
+    choice = Choice(0, ScriptedAnswer(prepared.requests[0], [], Watch()), prepared.model.vocabulary, prepared.text)
     bad = TokenLogprob(300, float("-inf"), ((300, float("nan")), (301, -123456.0)))
-    data = StreamWriter(job, ChatFormat(), [choice]).take(0, Tokens(0, (300,), (bad,), "P", "p"))
+    data = StreamWriter(prepared, ChatFormat(), [choice]).take(0, Tokens(0, (300,), (bad,), "P", "p"))
     event = json.loads(data.decode().split("\n\n")[1].removeprefix("data: "))
     entry = event["choices"][0]["logprobs"]["content"][0]
     assert (entry["logprob"], [top["logprob"] for top in entry["top_logprobs"]]) == (-9999.0, [-9999.0, -9999.0])

@@ -8,7 +8,7 @@ import pytest
 from backends.kv.subscriber import EventSource
 from gateway.auth.secrets import Salts
 from gateway.cli.explain import describe, explain
-from gateway.cli.observe import CannotInspect
+from gateway.cli.reading import CannotInspect
 from gateway.errors import GatewayError
 from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd

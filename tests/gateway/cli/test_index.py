@@ -9,7 +9,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.index import as_request, look_up
-from gateway.cli.observe import CannotInspect, Observer
+from gateway.cli.reading import CannotInspect, Observer
 from gateway.config.document_store import Document
 from gateway.config.settings import parse_settings
 from gateway.index.hashing import chain_seed, hash_blocks

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
-from gateway.cli.operate import read_duration_s
+from gateway.cli.writing import read_duration_s
 from gateway.config.live import LiveDocuments
 from gateway.limits.usage import UsageMeter, Use
 from gateway.redis.client import SharedRedis
