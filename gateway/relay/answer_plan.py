@@ -20,7 +20,7 @@ from policies.types import Snapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AnswerOutcome:
     """Leaves with the index, the statistics and the singular budget what comes of one answer.
 
     ``look``: at the fleet as it is now. ``link`` None: no KV crosses.
@@ -86,4 +86,4 @@ class AnswerPlan:
     reserve_s: float
     rtt_s: float
     lease_s: float | None
-    outcome: Outcome
+    outcome: AnswerOutcome

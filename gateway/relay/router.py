@@ -14,7 +14,7 @@ from gateway.index.types import PrefixIndex
 from gateway.limits.usage import Use
 from gateway.relay.align import Aligner
 from gateway.relay.answer import RelayAnswer
-from gateway.relay.answer_plan import AnswerPlan, Outcome
+from gateway.relay.answer_plan import AnswerOutcome, AnswerPlan
 from gateway.relay.failover import Failover
 from gateway.relay.record import Record
 from gateway.relay.splice import SpliceTerms
@@ -119,7 +119,9 @@ class Router:
         plan = decision.plan
         link = self._link(plan, rules)
         look = partial(self._snapshot, request.model, decision.facts.session)
-        outcome = Outcome(request, decision, rules, link, self.pools, self.index, self.learning, self.metrics, look)
+        outcome = AnswerOutcome(
+            request, decision, rules, link, self.pools, self.index, self.learning, self.metrics, look
+        )
         lends = _lends(plan, link)
         return AnswerPlan(
             request=request,
@@ -144,7 +146,7 @@ class Router:
         return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules))
 
     def _terms(
-        self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: Outcome
+        self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: AnswerOutcome
     ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
         context = self.models[request.model].context_tokens

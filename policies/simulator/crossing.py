@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from policies.simulator.models import WanLine
-from policies.simulator.parts import BlockCache, Callback, SharedServer, Work
+from policies.simulator.parts import BlockCache, Callback, ServerWork, SharedServer
 from policies.types import LinkView
 
 
@@ -30,7 +30,7 @@ class Load:
 
     blocks: tuple[int, ...]
     transfers: list[SimulatedTransfer]
-    job: Work | None = None
+    job: ServerWork | None = None
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from policies.output_length import observe_length
 from policies.plans import Decision
 from policies.rules import Rules
 from policies.simulator.crossing import SimulatedTransfer
-from policies.simulator.parts import Work
+from policies.simulator.parts import ServerWork
 from policies.simulator.trace import Row
 from policies.simulator.world import SimulatedInstance, World
 from policies.singular import count_converted, relay_finished_first
@@ -47,7 +47,7 @@ class RequestFlow:
     sealed_tokens: int = 0
     rounds: int = 0
     previous_pending_tokens: int | None = None
-    relay_job: Work | None = None
+    relay_job: ServerWork | None = None
     transfer: SimulatedTransfer | None = None
     silent_since_s: float | None = None
     prefilled: bool = False

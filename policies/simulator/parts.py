@@ -30,7 +30,7 @@ class EventQueue:
 
 
 @dataclass(slots=True)
-class Work:
+class ServerWork:
     """Work in a ``SharedServer``. ``goal`` is the server's progress at which it will be done, once it has a place."""
 
     work: float
@@ -50,8 +50,8 @@ class SharedServer:
     served: float = 0.0
     """Units of work done, also for jobs that were taken out."""
     running: int = 0
-    _goals: list[tuple[float, int, Work]] = field(default_factory=list)
-    _waiting: deque[Work] = field(default_factory=deque)
+    _goals: list[tuple[float, int, ServerWork]] = field(default_factory=list)
+    _waiting: deque[ServerWork] = field(default_factory=deque)
     _progress: float = 0.0
     """Units that a job in service all along would have got."""
     _since_s: float = 0.0
@@ -71,21 +71,21 @@ class SharedServer:
         self._advance()
         return max(0.0, self._goal_sum - self.running * self._progress) + self._waiting_work
 
-    def add(self, work: float, on_done: Callback, on_start: Callback | None = None) -> Work:
+    def add(self, work: float, on_done: Callback, on_start: Callback | None = None) -> ServerWork:
         """Add a job of ``work`` units. ``on_start`` runs when it gets a place."""
         self._advance()
-        job = Work(work, on_done, on_start)
+        job = ServerWork(work, on_done, on_start)
         self._waiting.append(job)
         self._waiting_work += work
         self._fill()
         return job
 
-    def left(self, job: Work) -> float:
+    def left(self, job: ServerWork) -> float:
         """Units of work left of a job that is not over."""
         self._advance()
         return job.work if job.goal is None else max(0.0, job.goal - self._progress)
 
-    def remove(self, job: Work) -> None:
+    def remove(self, job: ServerWork) -> None:
         """Take out a job that is not over."""
         self._advance()
         job.over = True

@@ -7,7 +7,7 @@ from typing import Any, cast
 from starlette.applications import Starlette
 from starlette.routing import Route
 
-from backends.engines.reference.server import EngineServer
+from backends.engines.reference.server import ReferenceServer
 from backends.kv.bridge.mover import Mover
 from backends.kv.bridge.resp import StoreAddress
 from backends.kv.bridge.server import make_app
@@ -40,7 +40,7 @@ def served_paths() -> dict[str, frozenset[str]]:
     apps = {
         "serve": build_app(state),
         "serve admin": build_admin_app(state.pages, AdminAuth(is_open=True)),
-        "engine": EngineServer(nothing, nothing, nothing, nothing).app(),
+        "engine": ReferenceServer(nothing, nothing, nothing, nothing).app(),
         "wan": make_control(nothing),
         "bridge": asyncio.run(_bridge()),
     }

@@ -51,7 +51,7 @@ class Served:
     event_source: SourceCard | None = None
 
 
-class EngineServer:
+class ReferenceServer:
     """Endpoints over one engine."""
 
     def __init__(self, engine: ReferenceEngine, text: Text, metrics: EngineMetrics, served: Served) -> None:

@@ -24,7 +24,7 @@ from backends.engines.reference.sampler import Sampler
 from backends.engines.reference.scheduler import Scheduler, StepLimits, Work
 from backends.engines.reference.sequence import Params
 from backends.engines.reference.sequence import Sequence as TokenSequence
-from backends.engines.reference.server import EngineServer, Served
+from backends.engines.reference.server import ReferenceServer, Served
 from backends.engines.reference.settings import ReferenceSettings
 from backends.engines.reference.text import Text
 from backends.transport.lifetime import die_with_parent
@@ -125,7 +125,7 @@ async def _serve(
     )
     engine.start()
     publisher.start()
-    await serve_app(EngineServer(engine, text, metrics, served).app(), listener, on_stop=lambda: None)
+    await serve_app(ReferenceServer(engine, text, metrics, served).app(), listener, on_stop=lambda: None)
     await engine.aclose()
     await publisher.aclose()
     return 0

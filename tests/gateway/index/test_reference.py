@@ -13,7 +13,7 @@ from backends.engines.reference.core import ReferenceEngine
 from backends.engines.reference.events import EventPublisher, EventSettings
 from backends.engines.reference.metrics import EngineMetrics
 from backends.engines.reference.scheduler import Scheduler, StepLimits
-from backends.engines.reference.server import EngineServer, Served
+from backends.engines.reference.server import ReferenceServer, Served
 from backends.engines.reference.text import Text
 from backends.kv.subscriber import EventSource
 from gateway.index.types import CacheSpec
@@ -65,7 +65,9 @@ async def test_hits_are_what_the_engine_finds(block_tokens: int) -> None:
         stack.push_async_callback(publisher.aclose)
         engine.start()
         stack.push_async_callback(engine.aclose)
-        server = await stack.enter_async_context(AppServer(EngineServer(engine, Text(Path()), metrics, served).app()))
+        server = await stack.enter_async_context(
+            AppServer(ReferenceServer(engine, Text(Path()), metrics, served).app())
+        )
         client = await stack.enter_async_context(httpx.AsyncClient(base_url=server.url))
         await index.start()
         stack.push_async_callback(index.aclose)

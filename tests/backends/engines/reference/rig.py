@@ -13,7 +13,7 @@ from backends.engines.reference.events import EventPublisher
 from backends.engines.reference.metrics import EngineMetrics
 from backends.engines.reference.sampler import Sampled
 from backends.engines.reference.scheduler import Scheduler, StepLimits, Work
-from backends.engines.reference.server import EngineServer, Served
+from backends.engines.reference.server import ReferenceServer, Served
 from backends.engines.reference.text import Text
 from tests.fakes.server import AppServer
 
@@ -157,7 +157,7 @@ async def run_engine(
     source = publisher.source if publisher else None
     served = Served("tiny", context_tokens, VOCAB, frozenset({EOS}), 1, stored_timeout_s, source)
     text = await asyncio.to_thread(Text, directory or Path())
-    server = AppServer(EngineServer(engine, text, metrics, served).app())
+    server = AppServer(ReferenceServer(engine, text, metrics, served).app())
     engine.start()
     try:
         async with server:
