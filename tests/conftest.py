@@ -6,6 +6,8 @@ import pytest
 from blockbuster import blockbuster_ctx
 from hypothesis import HealthCheck, settings
 
+from tests.integration.forks import Forker, open_forker
+
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
 
@@ -21,3 +23,10 @@ def unblocked_loop(request: pytest.FixtureRequest) -> Iterator[None]:
             # redis-py looks up its own version once, on the first connection.
             guard.functions[name].can_block_in("redis/utils.py", "get_lib_version")
         yield
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """What engines are forked from."""
+    with open_forker() as forker:
+        yield forker
