@@ -53,7 +53,8 @@ def _keep(forker_pid: int, arguments: list[str], out: int, log: int, life: int) 
 
 if __name__ == "__main__":
     given = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
     gc.collect()
     gc.freeze()
     serve(given)

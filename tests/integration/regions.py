@@ -200,8 +200,12 @@ async def open_regions(
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block; reference engines if no other kit is given."""
     plan = Plan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
-    async with run_cluster(plan, lambda _: None) as cluster, open_front(cluster, {"rules": rules}) as regions:
-        yield regions
+    async with run_cluster(plan, lambda _: None) as cluster:
+        try:
+            async with open_front(cluster, {"rules": rules}) as regions:
+                yield regions
+        finally:  # also those that were started again, which the cluster does not know
+            await asyncio.gather(*(child.stop() for child in cluster.children.values()))
 
 
 @asynccontextmanager
