@@ -41,7 +41,7 @@ def _keep(forker_pid: int, arguments: list[str], out: int, log: int, life: int) 
         try:
             os._exit(main(arguments))
         finally:  # an exception or sys.exit must not unwind into the forker's own frames
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            sys.excepthook(*sys.exc_info())
             os._exit(1)
     os.close(out)
     os.close(log)

@@ -103,7 +103,7 @@ def open_forker() -> Iterator[Forker]:
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with its:
         command = [sys.executable, "-m", "tests.integration.forker"]
-        process = subprocess.Popen(command, stdin=its, env=os.environ | ENVIRONMENT)
+        process = subprocess.Popen(command, stdin=its.fileno(), env=os.environ | ENVIRONMENT)
     try:
         with ours:
             yield Forker(ours)
