@@ -1,23 +1,38 @@
 # Everything runs from a virtual environment that `install` makes; the second run of any target finds it ready.
 PYTHON ?= python3
+PORT ?= 8000
 BIN := .venv/bin
-FAST := -m "not slow" -p no:cacheprovider
-COVERED := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.sse --cov-branch --cov-report=term-missing
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+FAST := -m "not slow" -p no:cacheprovider -n 2
+COVERED := tests/policies tests/gateway/relay/test_splice.py tests/backends/transport/test_sse.py
+COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.sse --cov-branch --cov-report=term-missing
+QUICK := tests/policies tests/gateway
+SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test check fast slow e2e e2e-pipelines e2e-nixl bench trace clean
+.PHONY: install demo test quick check fast slow e2e e2e-pipelines e2e-nixl bench trace clean
 
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[engine,litellm,dev]'
+.venv/.installed: .venv/.demo
+	@echo "Installing what the checks and the tests need beside the demo's packages."
+	$(PIP) --quiet --editable '.[engine,litellm,dev]'
 	touch $@
 
-demo: install
-	$(BIN)/pdd demo
+.venv/.demo: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing what the demo needs into .venv: torch, transformers, LMCache and the gateway itself, some 1.8 GB."
+	$(PIP) --progress-bar on --editable '.[engine]'
+	touch $@
+
+demo: .venv/.demo
+	$(BIN)/pdd demo --listen 127.0.0.1:$(PORT)
 
 test: check fast slow
+
+# For the inner loop; mypy is quick from its second run on.
+quick: check
+	$(BIN)/pytest $(FAST) $(QUICK)
 
 check: install
 	$(BIN)/ruff check .
@@ -25,11 +40,15 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Only what has to be covered whole is run under coverage, which doubles the time.
 fast: install
-	$(BIN)/pytest $(FAST) $(COVERED)
+	$(BIN)/pytest $(FAST) $(COVERAGE) $(COVERED)
+	$(BIN)/pytest $(FAST) $(COVERED:%=--ignore=%)
 
+# The tests of whole regions mind how long things take, so that they have the machine to themselves.
 slow: install
-	$(BIN)/pytest -m "slow and not e2e"
+	$(BIN)/pytest $(SLOW) -n 2 --dist loadfile --ignore=tests/integration
+	$(BIN)/pytest $(SLOW) tests/integration
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
 e2e: install .venv-e2e/.installed

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, settings
 
 from backends.transport.valkey import EmbeddedValkey
 from gateway.redis.client import SharedRedis
+from tests.integration.forks import Forker, open_forker
 from tests.valkey import open_empty
 
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -43,3 +44,10 @@ async def shared_redis(valkey_url: str) -> AsyncIterator[SharedRedis]:
     """An empty Redis, as a process reaches it."""
     async with open_empty(valkey_url) as shared:
         yield shared
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """What engines are forked from."""
+    with open_forker() as forker:
+        yield forker

@@ -87,9 +87,12 @@ def bind(host: str, port: int) -> socket.socket:
     """Open a listening socket. Raises CannotListen."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    # Connections take it over. uvloop sets it anyhow; asyncio's own loop overlooks a listener that was made like this.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 async def serve(

@@ -91,12 +91,16 @@ class ReferenceKit:
         return []
 
     def engine(self, cluster: "Cluster", name: str, listen: str = "127.0.0.1:0") -> Child:
+        return Child(name, cluster.folder, pdd(*self.arguments(cluster, name, listen)))
+
+    def arguments(self, cluster: "Cluster", name: str, listen: str) -> list[str]:
+        """What ``pdd`` is told, beside ``--die-with-parent``."""
         plan = cluster.plan
         role = {"P": "prefill", "RLD": "relay", "MD": "main"}[role_of(name)]
-        arguments = ["--role", role, "--model", str(plan.model), "--served-model-name", MODEL]
+        arguments = ["engine", "--role", role, "--model", str(plan.model), "--served-model-name", MODEL]
         arguments += ["--kv-store", cluster.stores[region_of(name)].url, "--kv-chunk", str(self.chunk_tokens)]
         arguments += ["--dtype", plan.dtype, "--threads", str(plan.threads), "--listen", listen]
-        return Child(name, cluster.folder, pdd("engine", *arguments))
+        return arguments
 
 
 @dataclass(frozen=True, slots=True)

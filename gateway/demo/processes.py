@@ -7,6 +7,7 @@ import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 10.0
@@ -50,12 +51,7 @@ class Child:
     async def start(self) -> None:
         """Start it and wait until it listens. Raises DemoFailed."""
         with self.log.open("wb") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=DEVNULL,
-                stdout=PIPE,
-                stderr=log,
-            )
+            self._process = await self._launch(log)
         try:
             async with asyncio.timeout(self._patience_s):
                 self.url = await self._find_url(self._process)
@@ -63,6 +59,9 @@ class Child:
             await self.stop()
             raise DemoFailed(f"{self.name} did not listen within {self._patience_s:g} s") from None
         self._reading = asyncio.create_task(self._discard(self._process))
+
+    async def _launch(self, log: BinaryIO) -> Process:
+        return await asyncio.create_subprocess_exec(*self._command, stdin=DEVNULL, stdout=PIPE, stderr=log)
 
     async def stop(self) -> None:
         """End it. Idempotent."""

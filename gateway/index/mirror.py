@@ -107,6 +107,8 @@ class PredictedBlocks:
         """Hold ``keys`` until the time ``until`` at least; the oldest notes make room beyond ``limit`` blocks."""
         held = self.until
         held.update({key: max(until, held.get(key, until)) for key in keys})
+        if self._batches and self._batches[-1][0] == until:  # dropping the earlier one would drop what both hold
+            keys = [*self._batches.pop()[1], *keys]
         self._batches.append((until, keys))
         while len(held) > self.limit and len(self._batches) > 1:
             self._drop_oldest()

@@ -23,7 +23,8 @@ from gateway.demo.command import kv_bytes_per_token
 from gateway.demo.scenarios import run_alone
 from policies.rules import parse_rules
 
-ANSWER_TOKENS = 400
+PROMPT_WORDS, ANSWER_TOKENS = 300, 500
+"""At 10 Mbit/s the prompt's KV crosses in one and a half seconds; RLD still writes then, however quick the machine."""
 QUICK = {"transfer_retry_backoff_s": 0.1, "transfer_retry_backoff_max_s": 0.5, "keepalive_s": 5.0}
 RELAYED: dict[str, Any] = {
     "direct_wan_bound_s": 0,
@@ -105,7 +106,7 @@ class Regions:
         return long_prompt(10_000 + self._seed[0], words)
 
     @asynccontextmanager
-    async def ask(self, words: int = 400, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
+    async def ask(self, words: int = PROMPT_WORDS, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
         """Send a streamed chat and give its reader once the headers are there; leaving the block leaves the stream."""
         body = {
             "model": MODEL,
@@ -204,8 +205,12 @@ async def open_regions(
 ) -> AsyncIterator[Regions]:
     """Run everything for the length of the block; reference engines if no other kit is given."""
     plan = ClusterPlan(MODEL_DIR, rate_mbit=rate_mbit, delay_ms=15.0, counts=counts, kit=kit or ReferenceKit())
-    async with run_cluster(plan, lambda _: None) as cluster, open_front(cluster, {"rules": rules}) as regions:
-        yield regions
+    async with run_cluster(plan, lambda _: None) as cluster:
+        try:
+            async with open_front(cluster, {"rules": rules}) as regions:
+                yield regions
+        finally:  # also those that were started again, which the cluster does not know
+            await asyncio.gather(*(child.stop() for child in cluster.children.values()))
 
 
 @asynccontextmanager

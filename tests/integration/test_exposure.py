@@ -19,6 +19,8 @@ from tests.gateway.model_dir import make_model_dir
 from tests.integration.regions import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+NO_IDLE = httpx.Limits(max_keepalive_connections=0)
+"""Nobody says goodbye on an idle TLS connection of httpx, and a server that ends waits half a minute for that."""
 BODY = {"model": "demo", "prompt": "Hello", "stream": True, "max_tokens": 8, "ignore_eos": True}
 
 
@@ -27,7 +29,11 @@ async def test_two_listeners(tmp_path: Path) -> None:
     certificates = make_certificates(tmp_path)
     context = ssl.create_default_context(cafile=str(certificates.authority))
     (tmp_path / "model").mkdir()
-    async with FakeEngine("p") as prefill, FakeEngine("md") as main, httpx.AsyncClient(verify=context) as http:
+    async with (
+        FakeEngine("p") as prefill,
+        FakeEngine("md") as main,
+        httpx.AsyncClient(verify=context, limits=NO_IDLE) as http,
+    ):
         (port,) = find_free_ports(1)
         admin = f"https://127.0.0.1:{port}"
         settings = {

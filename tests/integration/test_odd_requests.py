@@ -1,8 +1,5 @@
 """Odd but legal requests over a reference engine that is P and MD at once: split or not, the answer is the same."""
 
-import asyncio
-import re
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -19,11 +16,13 @@ from gateway.demo.cluster import MODEL
 from policies.rules import parse_rules
 from tests.fakes.index import KnownIndex
 from tests.fakes.server import AppServer
+from tests.integration.forks import Fork, Forker
 from tests.valkey import open_empty
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
-COMMAND = ["-m", "gateway", "engine", "--role", "main", "--model", str(MODEL_DIR), "--served-model-name", MODEL]
+COMMAND = ["engine", "--role", "main", "--model", str(MODEL_DIR), "--served-model-name", MODEL]
+COMMAND += ["--listen", "127.0.0.1:0", "--die-with-parent"]
 UNSPLIT: dict[str, Any] = {"splitting": {"enabled": False}}
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 40}
 
@@ -61,15 +60,11 @@ class Rig:
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
-async def rig(valkey_url: str) -> AsyncIterator[Rig]:
+async def rig(forker: Forker, valkey_url: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     """One engine process behind a gateway."""
-    child = await asyncio.create_subprocess_exec(
-        sys.executable, *COMMAND, "--listen", "127.0.0.1:0", "--die-with-parent", stdout=asyncio.subprocess.PIPE
-    )
-    assert child.stdout is not None
-    found = re.search(r"http://\S+", (await child.stdout.readline()).decode())
-    assert found is not None
-    engine = {"model": MODEL, "region": "a", "url": found[0], "kv_events": None}
+    child = Fork("engine", tmp_path_factory.mktemp("engine"), forker, COMMAND)
+    await child.start()
+    engine = {"model": MODEL, "region": "a", "url": child.url, "kv_events": None}
     settings = parse_settings(
         {
             "models": [{"name": MODEL, "path": str(MODEL_DIR), "kv_bytes_per_token": 1000}],
@@ -83,8 +78,7 @@ async def rig(valkey_url: str) -> AsyncIterator[Rig]:
             async with gateway, AppServer(gateway.app) as server, httpx.AsyncClient(timeout=120) as client:
                 yield Rig(gateway, server.url, client)
     finally:
-        child.terminate()
-        await child.wait()
+        await child.stop()
 
 
 def essence(answer: httpx.Response) -> dict[str, Any]:

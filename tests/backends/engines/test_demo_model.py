@@ -131,6 +131,7 @@ def answered(tokenizer: Tokenizer) -> Callable[[str], str]:
     return ask
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("topic", ["owl", "harbour", "honey"])
 def test_model_tells_of_what_it_is_asked_for(answered: Callable[[str], str], topic: str) -> None:
@@ -138,6 +139,7 @@ def test_model_tells_of_what_it_is_asked_for(answered: Callable[[str], str], top
     assert answered(f"Tell me about the {topic}.") == essay(topic)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_model_looks_past_a_long_journal(answered: Callable[[str], str]) -> None:
     """Behind a journal it tells of the topic asked for."""
@@ -146,6 +148,7 @@ def test_model_looks_past_a_long_journal(answered: Callable[[str], str]) -> None
     assert answered(content) == essay(topic)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_model_says_what_it_does_not_know(answered: Callable[[str], str]) -> None:
     """Small talk gets a word about what it is, and an essay."""

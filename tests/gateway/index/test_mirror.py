@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from backends.kv.subscriber import EventSource
@@ -30,6 +30,7 @@ def test_walk_finds_the_end(prompt_blocks: int, held: int, others: set[int]) -> 
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 8), st.integers(0, 15)), max_size=40),
     st.integers(4, 40),
 )
+@example([(0, 1, 0), (0, 5, 0)], 4)
 def test_predictions_expire_from_their_ends(steps: list[tuple[int, int, int]], limit: int) -> None:
     """A prompt's blocks stand until the latest note of them is over; within the limit that is exact, beyond it less."""
     predicted = PredictedBlocks(limit)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-# Read when the libraries are imported.
+# Read when the libraries are imported. Tests run in two processes; models this small gain nothing from more threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("LMCACHE_LOG_LEVEL", "CRITICAL")
 os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,6 +1,7 @@
 """What the engine does with its KV store, by role."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -76,18 +77,24 @@ async def test_a_store_that_fails_is_told_and_survived() -> None:
         assert (await post(rig.url, prompt=LONG, max_tokens=1)).status_code == 200
 
 
+class RecoveringStore(MemoryStore):
+    """Its first write fails."""
+
+    def store(self, tokens: Sequence[int], cache_salt: str | None, start: int, blocks: Sequence[int]) -> None:
+        """Fail once."""
+        if self.failing is not None:
+            error, self.failing = self.failing, None
+            raise error
+        super().store(tokens, cache_salt, start, blocks)
+
+
 async def test_a_store_that_recovers_in_time_is_no_failure() -> None:
     """A later write covers what an earlier one could not store."""
-    store, model = MemoryStore(failing=StoreFailed("down")), ScriptedModel()
-    async with run_engine(model, role="prefill", store=store) as rig:
-        model.gate.clear()
-        call = asyncio.create_task(stream(rig.url, prompt=LONG, max_tokens=1))
-        await model.wait_step()
-        model.gate.set()
-        await model.wait_step()
-        store.failing = None
-        events = await call
+    store = RecoveringStore(failing=StoreFailed("down"))
+    async with run_engine(ScriptedModel(), role="prefill", store=store) as rig:
+        events = await stream(rig.url, prompt=LONG, max_tokens=1)
     assert ids(events) == [44] and events[-1] == "[DONE]" and "error" not in events[-2]
+    assert store.writes == [(0, 32), (32, 40)]
     assert store.present(LONG, None) == 40
 
 

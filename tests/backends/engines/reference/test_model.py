@@ -1,3 +1,4 @@
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,11 @@ def run_greedy(runner: ModelRunner, scheduler: Scheduler, prompts: list[list[int
 
 def by_transformers(directory: Path, prompt: list[int], tokens: int) -> list[int]:
     """Greedy answer of the plain model, recomputed from the start for each token."""
+    return list(_answer(directory, tuple(prompt), tokens))
+
+
+@cache
+def _answer(directory: Path, prompt: tuple[int, ...], tokens: int) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
     ids = list(prompt)
     with torch.inference_mode():
