@@ -16,7 +16,7 @@ from backends.kv.subscriber import EventSource
 from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import RequestLimits
-from gateway.auth.exposure import find_doors
+from gateway.auth.exposure import find_admin_access
 from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
@@ -133,10 +133,10 @@ class Gateway:
             settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.admission
         )
         self.status = self._make_status(redis)
-        self.doors = find_doors(settings)
+        self.admin_access = find_admin_access(settings)
         self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
         self.app: ASGIApp = self._build_app()
-        self.admin_app: ASGIApp = build_admin_app(self.status.pages, self.doors.own)
+        self.admin_app: ASGIApp = build_admin_app(self.status.pages, self.admin_access.own)
 
     async def __aenter__(self) -> Self:
         stack = self._stack
@@ -221,7 +221,7 @@ class Gateway:
             created=int(time.time()),
             access=self.tenancy.access,
             pages=self.status.pages,
-            door=self.doors.beside_api,
+            admin_auth=self.admin_access.beside_api,
             limits=limits,
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,

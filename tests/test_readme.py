@@ -128,7 +128,7 @@ def test_every_route_is_documented() -> None:
         created=0,
         access=make_access(),
         pages=Pages(list, lambda _: None, lambda: (b"", "text/plain")),
-        door=AdminAuth(is_open=True),
+        admin_auth=AdminAuth(is_open=True),
     )
     served = set()
     passing = PassthroughService(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.admission)

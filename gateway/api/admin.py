@@ -1,4 +1,4 @@
-"""The operator's pages: readiness for everybody, the rest behind a door."""
+"""The operator's pages: readiness for everybody, the rest behind a admin_auth."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +34,8 @@ class Pages:
     """Return which rules are in force here, and what other processes say, as JSON values."""
 
 
-def probe_routes(pages: Pages, door: AdminAuth) -> list[Route]:
-    """Return ``/health`` and ``/ready``; what is missing, which names engines, is told to those behind the door."""
+def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
+    """Return ``/health`` and ``/ready``; what is missing, which names engines, is told to the operator."""
 
     async def show_health(request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
@@ -43,7 +43,7 @@ def probe_routes(pages: Pages, door: AdminAuth) -> list[Route]:
     async def show_ready(request: Request) -> Response:
         missing = list(pages.find_missing())
         answer: dict[str, Any] = {"ready": not missing}
-        if door.lets_in(request):
+        if admin_auth.lets_in(request):
             answer["missing"] = missing
         return Response(msgspec.json.encode(answer), status_code=503 if missing else 200, media_type=JSON)
 
@@ -53,9 +53,9 @@ def probe_routes(pages: Pages, door: AdminAuth) -> list[Route]:
     ]
 
 
-def admin_routes(pages: Pages, door: AdminAuth) -> list[Route]:
-    """Return ``/metrics`` and ``/admin/*``; nothing where the door is shut."""
-    if not door.is_there:
+def admin_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
+    """Return ``/metrics`` and ``/admin/*``; nothing where nobody may see them."""
+    if not admin_auth.is_there:
         return []
 
     async def show_metrics(request: Request) -> Response:
@@ -73,7 +73,7 @@ def admin_routes(pages: Pages, door: AdminAuth) -> list[Route]:
 
     def behind(handler: Handler) -> Handler:
         async def checked(request: Request) -> Response:
-            door.check(request)
+            admin_auth.check(request)
             return await handler(request)
 
         return checked

@@ -35,7 +35,7 @@ class ApiState:
     access: Access
     pages: Pages
     limits: RequestLimits = field(default_factory=RequestLimits)
-    door: AdminAuth = field(default_factory=AdminAuth)
+    admin_auth: AdminAuth = field(default_factory=AdminAuth)
     """Who may see the operator's pages beside the API."""
     passing: Passthrough | None = None
     """Serves the models of upstreams; None: there are none."""
@@ -58,16 +58,16 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
             endpoint("/v1/chat/completions", prepare_chat, ChatFormat(), state.overflow),
             endpoint("/v1/completions", prepare_completion, CompletionFormat()),
             *model_routes(models, state),
-            *probe_routes(state.pages, state.door),
-            *admin_routes(state.pages, state.door),
+            *probe_routes(state.pages, state.admin_auth),
+            *admin_routes(state.pages, state.admin_auth),
             *routes,
         ]
     )
 
 
-def build_admin_app(pages: Pages, door: AdminAuth) -> Starlette:
+def build_admin_app(pages: Pages, admin_auth: AdminAuth) -> Starlette:
     """Return the ASGI application of a listener that is the operator's alone."""
-    return assemble([*probe_routes(pages, door), *admin_routes(pages, door)])
+    return assemble([*probe_routes(pages, admin_auth), *admin_routes(pages, admin_auth)])
 
 
 def model_routes(models: Models, state: ApiState) -> list[Route]:

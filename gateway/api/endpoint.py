@@ -198,7 +198,7 @@ class RunningRequest:
         self.slo_met = slo_met
 
     async def aclose(self) -> None:
-        """End what runs, and leave the gate whatever comes between."""
+        """End what runs, and give the place back whatever comes between."""
         try:
             if len(self.answers) == 1:
                 await self.answers[0].aclose()
@@ -209,7 +209,7 @@ class RunningRequest:
             self.leave()
 
     def leave(self) -> None:
-        """Leave the gate, with what the answers did cost. Idempotent."""
+        """Give the place back, with what the answers did cost. Idempotent."""
         use = use_of_slo(self.slo_met)
         if self.entry is not None and self.outside is not None:
             told = self.outside
@@ -294,8 +294,10 @@ class GenerationEndpoint:
         )
 
     async def _enter(self, prepared: PreparedRequest, caller: Caller, places: int) -> Admission:
-        gate, most = self._access.admission, prepared.most_output_tokens
-        return await gate.enter(caller.tenant, caller.rules, prepared.model.name, prepared.prompt_tokens, most, places)
+        admission, most = self._access.admission, prepared.most_output_tokens
+        return await admission.enter(
+            caller.tenant, caller.rules, prepared.model.name, prepared.prompt_tokens, most, places
+        )
 
     async def _answer(
         self,

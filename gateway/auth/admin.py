@@ -23,7 +23,7 @@ class AdminAuth:
 
     @property
     def is_there(self) -> bool:
-        """Say whether anybody can come in."""
+        """Say whether anybody may see them."""
         return self.is_open or self.key is not None
 
     def lets_in(self, connection: HTTPConnection) -> bool:

@@ -21,7 +21,7 @@ class AdminAccess:
     own: AdminAuth
 
 
-def find_doors(settings: Settings) -> AdminAccess:
+def find_admin_access(settings: Settings) -> AdminAccess:
     """Return who may see the operator's pages. Raises BadSettings where anybody could."""
     admin = settings.admin
     try:

@@ -82,7 +82,7 @@ class AdmissionControl:
             message = f"The prompt has {prompt_tokens} tokens; the limit is {limits.tokens_per_min} tokens per minute."
             raise GatewayError(400, message, code="prompt_too_long") from None
         if not answers:
-            return Admission(tenant, model, 0, lease, self, spell_standing(lease.standing))
+            return Admission(tenant, model, 0, lease, self, spell_rate_limits(lease.status))
         is_in = False
         came_s = self.clock()
         try:
@@ -98,7 +98,7 @@ class AdmissionControl:
             if not is_in:
                 lease.settle(0)
         waited_s = self.clock() - came_s
-        return Admission(tenant, model, answers, lease, self, spell_standing(lease.standing), waited_s)
+        return Admission(tenant, model, answers, lease, self, spell_rate_limits(lease.status), waited_s)
 
     def _refuse(self, error: LimitReached, rates: Rates) -> GatewayError:
         self.metrics.refused.labels(error.refused_by).inc()
@@ -111,14 +111,14 @@ class AdmissionControl:
             429,
             MESSAGES[error.refused_by].format(limit),
             retry_after_s=error.retry_after_s,
-            headers={name.decode(): value.decode() for name, value in spell_standing(error.standing)},
+            headers={name.decode(): value.decode() for name, value in spell_rate_limits(error.status)},
         )
 
 
-def spell_standing(standing: RateLimitStatus) -> RawHeaders:
+def spell_rate_limits(status: RateLimitStatus) -> RawHeaders:
     """Return the headers that OpenAI's clients read."""
     headers: RawHeaders = []
-    for name, left in (("requests", standing.requests), ("tokens", standing.tokens)):
+    for name, left in (("requests", status.requests), ("tokens", status.tokens)):
         if left is not None:
             headers += _spell_left(name, left)
     return headers

@@ -61,7 +61,7 @@ class RateLimitStatus:
 class RateVerdict:
     """Whether a request may run; ``refused_by`` None: it may. ``retry_after_s``: when to ask again."""
 
-    standing: RateLimitStatus
+    status: RateLimitStatus
     refused_by: LimitKind | None = None
     retry_after_s: float = 0.0
 
@@ -139,7 +139,7 @@ class LimitReached(Exception):
         super().__init__(refused_by)
         self.refused_by = refused_by
         self.retry_after_s = verdict.retry_after_s
-        self.standing = verdict.standing
+        self.status = verdict.status
 
 
 class RequestTooLarge(Exception):
@@ -156,7 +156,7 @@ class Lease:
 
     tenant: str
     reserved_tokens: int
-    standing: RateLimitStatus = field(default_factory=RateLimitStatus)
+    status: RateLimitStatus = field(default_factory=RateLimitStatus)
     charged_in_redis: bool = False
     in_redis: bool = False
     end: Callable[["Lease", int], None] | None = None

@@ -76,7 +76,7 @@ class RateLimiter:
         if verdict.refused_by is not None:
             raise LimitReached(verdict, verdict.refused_by)
         self._meters.pop(tenant, None)
-        lease.standing = verdict.standing
+        lease.status = verdict.status
         return lease
 
     def _admit_here(self, tenant: str, rates: Rates, wanted_tokens: int) -> Lease:
@@ -86,7 +86,7 @@ class RateLimiter:
         verdict = meter.ask(own, lease.reserved_tokens, self.running(tenant), self._clock())
         if verdict.refused_by is not None:
             raise LimitReached(verdict, verdict.refused_by)
-        lease.standing = verdict.standing
+        lease.status = verdict.status
         return lease
 
     def _end(self, lease: Lease, tokens: int) -> None:

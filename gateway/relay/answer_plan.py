@@ -1,4 +1,4 @@
-"""What was decided for one answer before it began, and whom its course is told to."""
+"""What was decided for one answer before it began, and who is told what came of it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

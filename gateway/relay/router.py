@@ -1,4 +1,4 @@
-"""Decides each request's course and starts it: facts -> plan -> answer."""
+"""Routes each request: facts -> plan -> answer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

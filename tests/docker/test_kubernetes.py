@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from gateway.auth.exposure import check_exposure, find_doors
+from gateway.auth.exposure import check_exposure, find_admin_access
 from gateway.config.settings import parse_settings
 from gateway.fleet.discovery import ROLE
 from tests.docker.files import DOCKER, ROOT, host_port, parse_pdd, read_image, read_yaml
@@ -165,7 +165,7 @@ def test_ports_are_those_of_the_process(overlay: str) -> None:
     listens = {"http": options.listen}
     if command == "serve":
         settings = parse_settings(read_yaml(FOLDER / overlay / "gateway.yaml"))
-        find_doors(settings)
+        find_admin_access(settings)
         listens = {"http": settings.listen, "admin": settings.admin.listen}
     served = {name: listen.rpartition(":") for name, listen in listens.items()}
     assert {host for host, _, _ in served.values()} == {"0.0.0.0"}

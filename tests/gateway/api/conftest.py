@@ -50,7 +50,7 @@ def state(model: ServedModel, generator: ScriptedGenerator) -> ApiState:
             find_timeline={"known": {"legs": []}}.get,
             render_metrics=lambda: (b"up 1\n", "text/plain"),
         ),
-        door=AdminAuth(is_open=True),
+        admin_auth=AdminAuth(is_open=True),
         limits=RequestLimits(body_bytes=1 << 20),
     )
 

@@ -23,7 +23,7 @@ def not_ready(state: ApiState) -> ApiState:
 
 async def test_shut_door(not_ready: ApiState) -> None:
     """Without a way in the pages are not there, and readiness is a yes or no."""
-    async with AppServer(build_app(replace(not_ready, door=AdminAuth()))) as server:
+    async with AppServer(build_app(replace(not_ready, admin_auth=AdminAuth()))) as server:
         async with httpx.AsyncClient(base_url=server.url, headers=HEADER) as http:
             for page in PAGES:
                 answer = await http.get(page)
@@ -35,7 +35,7 @@ async def test_shut_door(not_ready: ApiState) -> None:
 
 async def test_door_with_a_key(not_ready: ApiState) -> None:
     """With a key the pages, and what is missing, are told to those who have it."""
-    async with AppServer(build_app(replace(not_ready, door=AdminAuth(key=KEY)))) as server:
+    async with AppServer(build_app(replace(not_ready, admin_auth=AdminAuth(key=KEY)))) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             for page in PAGES:
                 for headers in ({}, {"authorization": "Bearer other"}, {"authorization": KEY.decode()}):
@@ -58,8 +58,8 @@ async def test_own_listener(not_ready: ApiState) -> None:
 
 async def test_trying_keys(state: ApiState) -> None:
     """An address that tries keys is told to wait; the right key is never held up."""
-    door = AdminAuth(key=KEY, failures=Failures(2, lambda: 0.0))
-    async with AppServer(build_app(replace(state, door=door))) as server:
+    admin_auth = AdminAuth(key=KEY, failures=Failures(2, lambda: 0.0))
+    async with AppServer(build_app(replace(state, admin_auth=admin_auth))) as server:
         async with httpx.AsyncClient(base_url=server.url) as http:
             statuses = [(await http.get("/metrics")).status_code for _ in range(3)]
             assert statuses == [401, 401, 429]
@@ -67,5 +67,5 @@ async def test_trying_keys(state: ApiState) -> None:
 
 
 def test_key_is_not_shown() -> None:
-    """The key is in no representation of the door."""
+    """The key is in no representation of the admin_auth."""
     assert KEY.decode() not in repr(AdminAuth(key=KEY))

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.auth.exposure import find_doors, read_tls
+from gateway.auth.exposure import find_admin_access, read_tls
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import find_proxies, parse_settings
 
@@ -38,8 +38,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_doors(settings: dict[str, Any], beside_api: str, own: str) -> None:
     """The operator's pages are open on loopback alone, have a key elsewhere, and may have a listener of their own."""
-    doors = find_doors(parse_settings(BASE | settings))
-    seen = ["open" if door.is_open else "key" if door.key else "shut" for door in (doors.beside_api, doors.own)]
+    access = find_admin_access(parse_settings(BASE | settings))
+    seen = [
+        "open" if admin_auth.is_open else "key" if admin_auth.key else "shut" for door in (doors.beside_api, doors.own)
+    ]
     assert seen == [beside_api, own]
 
 
@@ -63,6 +65,6 @@ def test_bad_settings_stop_the_start(settings: dict[str, Any], name: str) -> Non
     with pytest.raises(BadSettings, match=name) as refused:
         parsed = parse_settings(BASE | settings)
         find_proxies(parsed)
-        find_doors(parsed)
+        find_admin_access(parsed)
         read_tls(parsed)
     assert "short" not in str(refused.value)

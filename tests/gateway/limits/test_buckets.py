@@ -16,14 +16,14 @@ def test_a_full_bucket_comes_at_once_and_refills_by_the_minute() -> None:
     assert [meter.ask(rates, 0, 0, 0.0).refused_by for _ in range(6)] == [None] * 6
     refused = meter.ask(rates, 0, 0, 0.0)
     assert (refused.refused_by, refused.retry_after_s) == ("requests", 10.0)
-    assert refused.standing == RateLimitStatus(Left(6, 0, 60.0))
+    assert refused.status == RateLimitStatus(Left(6, 0, 60.0))
     assert meter.ask(rates, 0, 0, 10.0).refused_by is None
 
 
 def test_tokens_are_reserved_and_given_back() -> None:
     """A reservation blocks others; what was not used of it lets them in."""
     meter, rates = Meter(), Rates(tokens_per_min=600)
-    assert meter.ask(rates, 500, 0, 0.0).standing.tokens == Left(600, 100, 50.0)
+    assert meter.ask(rates, 500, 0, 0.0).status.tokens == Left(600, 100, 50.0)
     refused = meter.ask(rates, 200, 0, 0.0)
     assert (refused.refused_by, refused.retry_after_s) == ("tokens", 10.0)
     meter.give_back(400)
@@ -37,7 +37,7 @@ def test_a_debt_is_paid_before_anything_passes() -> None:
     meter.give_back(-600)
     refused = meter.ask(rates, 10, 0, 0.0)
     assert refused.retry_after_s == 61.0
-    assert refused.standing.tokens == Left(600, 0, 120.0)
+    assert refused.status.tokens == Left(600, 0, 120.0)
     assert meter.ask(rates, 10, 0, 61.0).refused_by is None
 
 
@@ -46,7 +46,7 @@ def test_a_refusal_takes_nothing() -> None:
     meter = Meter()
     assert meter.ask(RATES, 100, 2, 0.0).refused_by == "concurrent"
     assert meter.ask(RATES, 601, 0, 0.0).refused_by == "tokens"
-    assert meter.ask(RATES, 100, 1, 0.0).standing == RateLimitStatus(Left(6, 5, 10.0), Left(600, 500, 10.0))
+    assert meter.ask(RATES, 100, 1, 0.0).status == RateLimitStatus(Left(6, 5, 10.0), Left(600, 500, 10.0))
 
 
 def test_the_longest_wait_is_told() -> None:
@@ -60,7 +60,7 @@ def test_the_longest_wait_is_told() -> None:
 def test_no_limits_hold_nothing() -> None:
     """Without limits everything passes and nothing is shown."""
     assert not Rates().any and RATES.any
-    assert Meter().ask(Rates(), 10**9, 10**6, 0.0).standing == RateLimitStatus()
+    assert Meter().ask(Rates(), 10**9, 10**6, 0.0).status == RateLimitStatus()
 
 
 @pytest.mark.parametrize(("processes", "requests", "concurrent"), [(1, 6, 2), (2, 3, 1), (3, 2, 1), (9, 1, 1)])

@@ -96,16 +96,16 @@ async def is_admitted(process: Process, rates: Rates) -> bool:
 
 
 async def test_one_bucket_for_all_processes(server: EmbeddedValkey) -> None:
-    """What one process lets pass is gone for the other, and the standing is told with each admission."""
+    """What one process lets pass is gone for the other, and the status is told with each admission."""
     rates = Rates(requests_per_min=2, tokens_per_min=1000)
     async with run_processes(server.url, 2) as (one, other):
         first = await one.take(rates, 400)
-        assert first.standing == RateLimitStatus(Left(2, 1, 30.0), Left(1000, 600, 24.0))
+        assert first.status == RateLimitStatus(Left(2, 1, 30.0), Left(1000, 600, 24.0))
         second = await other.take(rates, 400)
-        assert second.standing.requests is not None and second.standing.requests.remaining == 0
+        assert second.status.requests is not None and second.status.requests.remaining == 0
         refused = await one.refusal(rates)
         assert refused.refused_by == "requests" and 29 < refused.retry_after_s <= 30
-        assert refused.standing.tokens is not None and refused.standing.tokens.remaining >= 200
+        assert refused.status.tokens is not None and refused.status.tokens.remaining >= 200
 
 
 async def test_true_use_is_settled(server: EmbeddedValkey) -> None:
@@ -182,7 +182,7 @@ async def test_without_limits_redis_is_not_asked(server: EmbeddedValkey) -> None
     async with run_processes(server.url, 1) as (one,), open_client(server) as client:
         lease = await one.take(Rates(), 10**9)
         lease.settle(5)
-        assert (lease.standing, await client.dbsize(), one.gate.running("t")) == (RateLimitStatus(), 0, 0)
+        assert (lease.status, await client.dbsize(), one.gate.running("t")) == (RateLimitStatus(), 0, 0)
 
 
 async def test_tenants_are_apart_and_unnamed(server: EmbeddedValkey) -> None:
@@ -333,6 +333,6 @@ async def test_a_process_alone_is_exact() -> None:
         await gate.admit("t", rates, 1, 1)
     lease.settle(5)
     again = await gate.admit("t", rates, 10, 10)
-    assert again.standing.tokens == Left(100, 75, 15.0)
+    assert again.status.tokens == Left(100, 75, 15.0)
     assert gate.is_local
     await gate.aclose()
