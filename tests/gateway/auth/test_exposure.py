@@ -36,12 +36,10 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"listen": "0.0.0.0:80", "admin": {"open": True}}, "shut", "shut"),
     ],
 )
-def test_doors(settings: dict[str, Any], beside_api: str, own: str) -> None:
+def test_admin_access(settings: dict[str, Any], beside_api: str, own: str) -> None:
     """The operator's pages are open on loopback alone, have a key elsewhere, and may have a listener of their own."""
     access = find_admin_access(parse_settings(BASE | settings))
-    seen = [
-        "open" if admin_auth.is_open else "key" if admin_auth.key else "shut" for door in (doors.beside_api, doors.own)
-    ]
+    seen = ["open" if one.is_open else "key" if one.key else "shut" for one in (access.beside_api, access.own)]
     assert seen == [beside_api, own]
 
 
