@@ -73,7 +73,6 @@ class GatewayError(Exception):
 
 
 def bad_field(param: str | None, message: str, code: str | None = None) -> GatewayError:
-    """Return the error of a wrong field."""
     return GatewayError(400, message, code=code, param=param)
 
 

@@ -70,7 +70,6 @@ class Case:
         return chosen
 
     def decide(self, plan: Plan, estimate: Estimate | None = None) -> Decision:
-        """Close the case."""
         return Decision(plan, self.facts, estimate, tuple(self.placements), self.stands_in)
 
     def _leave_out_weak(self, views: list[InstanceView], rejected: dict[str, str]) -> list[InstanceView]:
@@ -208,7 +207,6 @@ def choose_any_main(case: Case) -> InstanceView:
 
 
 def everyone(pool: Pool) -> list[InstanceView]:
-    """All instances of a pool."""
     return [view for views in pool.values() for view in views]
 
 

@@ -40,7 +40,6 @@ class Plan:
 
     @property
     def instances(self) -> frozenset[str]:
-        """All that the plan names."""
         return frozenset(self.roles.values())
 
     @property

@@ -33,7 +33,6 @@ def fade_factor(since_s: float, now_s: float, window_s: float) -> float:
 
 
 def count_request(use: SingularUse, singular: bool, now_s: float, rules: SingularRules) -> SingularUse:
-    """Count one decided request."""
     faded = fade_use(use, now_s, rules)
     return SingularUse(faded.used + singular, faded.total + 1, faded.at_s)
 

@@ -60,7 +60,6 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """The socket is closed."""
         return self._closed.done()
 
     def begin(self, request: bytes, deadline_s: float) -> None:

@@ -92,7 +92,6 @@ class Choice:
         return Addition(parts.content, piece.ids, piece.offsets, logprobs, parts.reasoning, parts.calls)
 
     def end(self, finish: Finish) -> Ending:
-        """Take the end."""
         parts = self._end_parts(self._output.finish(finish.terminator))
         stopped = self._output.stopped
         self.completion_tokens = finish.completion_tokens if stopped is None else self._output.tokens
@@ -137,7 +136,6 @@ class Gathered:
     origins: list[TokenOrigin] = field(default_factory=list)
 
     def content(self, ending: Ending) -> str:
-        """Return the content with its end."""
         return "".join(part.content for part in self.parts) + ending.parts.content
 
 
@@ -194,7 +192,6 @@ class ChatFormat:
         )
 
     def whole(self, prepared: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
-        """Return the message."""
         logprobs = None
         if prepared.logprobs is not None and gathered.logprobs:
             logprobs = spell_chat(gathered.logprobs, prepared.logprobs, prepared.model.vocabulary)
@@ -219,7 +216,6 @@ class CompletionFormat:
         return choice
 
     def add(self, prepared: PreparedRequest, index: int, addition: Addition) -> CompletionChoice:
-        """Return the text."""
         choice = CompletionChoice(index, addition.content)
         if prepared.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_completion(

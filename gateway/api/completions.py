@@ -72,7 +72,6 @@ def check_options(fields: CompletionFields) -> None:
 
 
 def split_prompts(prompt: str | list[Any]) -> Sequence[Prompt]:
-    """Return the prompts one by one."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:

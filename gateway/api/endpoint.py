@@ -91,7 +91,6 @@ class ErrorReply:
     request_id: str
 
     async def fail(self, error: GatewayError) -> None:
-        """Answer with an error."""
         for message in error_messages(error, [(b"x-request-id", self.request_id.encode())]):
             await self.send(message)
 

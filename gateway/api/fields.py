@@ -79,7 +79,6 @@ class Range:
     above: bool = False
 
     def holds(self, value: float) -> bool:
-        """Say whether the value is within."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high
 
     def __str__(self) -> str:
@@ -134,7 +133,6 @@ def name_field(error: msgspec.ValidationError) -> GatewayError:
 
 
 def check_ranges(fields: GenerationFields) -> None:
-    """Check the numbers."""
     for name, allowed in RANGES.items():
         value = getattr(fields, name, None)
         if value is not None and not allowed.holds(value):

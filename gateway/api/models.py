@@ -57,6 +57,5 @@ def is_allowed(model: str, rules: ModelRules) -> bool:
 
 
 def no_such_model(name: str) -> GatewayError:
-    """Return the error of an unknown model."""
     message = f"The model {name[:SHOWN_NAME_CHARACTERS]!r} does not exist."
     return GatewayError(404, message, code="model_not_found", param="model")

@@ -48,7 +48,6 @@ class ApiKey:
 
 
 def make_key() -> ApiKey:
-    """Make a new key."""
     return ApiKey(_spell(secrets.token_bytes(ID_BYTES)), _spell(secrets.token_bytes(RANDOM_BYTES)))
 
 

@@ -56,7 +56,6 @@ class TenantBook:
 
     @property
     def tenants(self) -> Sequence[str]:
-        """Ids of all tenants."""
         return tuple(self._tenants)
 
     def apply(self, documents: Sequence[Document]) -> None:

@@ -166,5 +166,4 @@ def check_tenant(book: TenantBook | None, tenant: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
     print(msgspec.json.format(msgspec.json.encode(value)).decode())

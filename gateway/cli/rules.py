@@ -105,7 +105,6 @@ async def set_document(store: DocumentStore, args: argparse.Namespace) -> None:
 
 
 async def delete_document(store: DocumentStore, args: argparse.Namespace) -> None:
-    """Delete a document."""
     await change(store, args, None, args.expect_version)
 
 

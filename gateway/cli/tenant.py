@@ -57,7 +57,6 @@ async def list_tenants(store: DocumentStore, args: argparse.Namespace) -> None:
 
 
 async def set_disabled(store: DocumentStore, args: argparse.Namespace, disabled: bool) -> None:
-    """Disable or enable a tenant."""
     document = await store.get(TENANT_KIND, args.tenant)
     if document is None:
         raise CannotOperate(f"tenant {args.tenant} does not exist")

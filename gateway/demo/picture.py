@@ -69,7 +69,6 @@ class Recording:
 
 
 def draw(recording: Recording) -> str:
-    """The SVG."""
     span_s = recording.end_s
     scale = (WIDTH - LEFT - RIGHT) / span_s
     bottom = TOP + ROW * len(LANES)
@@ -178,7 +177,6 @@ def _top(lane: str) -> int:
 
 
 def read_recording(path: Path = RECORDING) -> Recording:
-    """Read a recording."""
     document = json.loads(path.read_text(encoding="utf-8"))
     return Recording(document["tokens"], document["events"])
 

@@ -79,7 +79,6 @@ class ScenarioRun:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """Tokens by role."""
         return {role: sum(len(ids) for _, by, ids in self.moments if by == role) for role in ("P", "RLD", "MD")}
 
     def figures(self) -> dict[str, Any]:

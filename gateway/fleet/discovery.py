@@ -100,7 +100,6 @@ class PodWatch:
         self._task = asyncio.create_task(self._run(version))
 
     async def aclose(self) -> None:
-        """Stop watching."""
         await end_task(self._task)
         await self._client.aclose()
 

@@ -39,7 +39,6 @@ class HealthWatch:
             self._tasks.start(str(id(instance)), self._watch(instance, self._interval_s))
 
     async def aclose(self) -> None:
-        """Stop watching."""
         await self._tasks.aclose()
 
     def follow(self, instances: list[Instance]) -> None:

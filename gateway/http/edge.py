@@ -125,7 +125,6 @@ class EdgeProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._edge.idle.pop(self, None)
         self._stop_timer()
         super().connection_lost(exc)

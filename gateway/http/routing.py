@@ -50,7 +50,6 @@ class ExactPaths:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """Answer what a route raised."""
     assert isinstance(error, GatewayError)
     return to_response(error)
 
@@ -69,5 +68,4 @@ async def answer_failure(request: Request, error: Exception) -> Response:
 
 
 def to_response(error: GatewayError) -> Response:
-    """Return an error as a response."""
     return Response(encode_error(error), error.status, error_headers(error), JSON)

@@ -53,7 +53,6 @@ class KeySets(Generic[V]):
             del self._values[key]
 
     def clear(self) -> None:
-        """Forget all."""
         self._values.clear()
 
 

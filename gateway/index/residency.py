@@ -63,7 +63,6 @@ class Residency:
         """False once an engine block ended inside an own block: a record would have to hold its token ids."""
 
     def apply(self, batch: EventBatch) -> None:
-        """Apply the events of a batch in order."""
         for event in batch.events:
             match event:
                 case BlocksStored():

@@ -222,7 +222,6 @@ class AdmissionQueues:
         return sum(queue.waiting for queue in self._queues.values())
 
     def of(self, model: str) -> AdmissionQueue:
-        """Return a model's queue."""
         queue = self._queues.get(model)
         if queue is None:
             most_running = partial(self._most_running, model)

@@ -28,9 +28,7 @@ class PassthroughServer(Protocol):
         ...
 
     @property
-    def origin(self) -> HttpOrigin:
-        """Its connections."""
-        ...
+    def origin(self) -> HttpOrigin: ...
 
     @property
     def first_byte_timeout_s(self) -> float:

@@ -71,12 +71,10 @@ class RelayAnswer:
 
     @property
     def plan_name(self) -> str:
-        """Kind of the plan."""
         return self._plan.plan.kind
 
     @property
     def plan_reason(self) -> str:
-        """Why this plan."""
         return self._plan.plan.reason
 
     async def run(self, sink: AnswerSink) -> None:

@@ -55,7 +55,6 @@ class AnswerOutcome:
         return not end.stop_transfer
 
     def ended(self, made: int) -> None:
-        """The answer is complete."""
         self.learning.note_length(self.request.model, self.request.tenant, made, self.rules)
 
     def choose_step(self, handoff: Handoff) -> HandoffStep:

@@ -94,7 +94,6 @@ class Record:
         self.note("leg_usage", leg=start.leg, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens)
 
     def leg_ended(self, start: StartLeg, instance: str, outcome: str) -> None:
-        """A leg is over."""
         started_s, cost_per_s = self._legs.pop(start.leg, (0.0, 0.0))
         self._cost += (self._timeline.clock() - started_s) * cost_per_s
         self._metrics.legs.labels(start.kind.name.lower(), outcome).inc()

@@ -28,7 +28,6 @@ class MessageReader:
         return self._tools is not None and self._tools.count > 0
 
     def push(self, text: str) -> Parts:
-        """Return what the text added."""
         reasoning = ""
         if self._reasoning is not None:
             reasoning, text = self._reasoning.push(text)

@@ -42,7 +42,6 @@ class PartCache:
         self.used_bytes = 0
 
     def get(self, scope: Scope, part: str) -> "Ids | None":
-        """Return the ids kept for the part."""
         with self._lock:
             ids = self._entries.get((scope, part))
             if ids is not None:

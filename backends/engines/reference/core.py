@@ -94,7 +94,6 @@ class ReferenceEngine:
         return self._task is not None and not self._task.done()
 
     def start(self) -> None:
-        """Start the loop."""
         self._task = asyncio.create_task(self._run())
         self._task.add_done_callback(_log_death)
 
