@@ -16,8 +16,6 @@ class RequestFeatures:
 
     structured_output: bool = False
     """JSON, regex, grammar or choice constraints."""
-    forced_tool: bool = False
-    """``tool_choice`` that the engine enforces with a grammar: ``required`` or a named function."""
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     multi_token_bad_words: bool = False
@@ -37,7 +35,6 @@ Test = Callable[[RequestFeatures], bool]
 
 UNSPLITTABLE: tuple[tuple[str, Test], ...] = (
     ("structured_output", lambda f: f.structured_output),
-    ("forced_tool", lambda f: f.forced_tool),
     ("penalty_state", lambda f: f.presence_penalty != 0 or f.frequency_penalty != 0),
     ("bad_words", lambda f: f.multi_token_bad_words),
     ("seeded_sampling", lambda f: f.seeded and f.temperature != 0),

@@ -79,7 +79,6 @@ REASONS: Mapping[str, str] = {
     "no_link": "No P that is up has a link to an MD: MD computes the prompt.",
     # one engine makes the whole answer
     "structured_output": "A grammar's position would be lost at the joint.",
-    "forced_tool": "A grammar for the tool's call would be lost at the joint.",
     "penalty_state": "Counts for presence or frequency penalties would be lost at the joint.",
     "bad_words": "Forbidden words of several tokens could pass at the joint.",
     "seeded_sampling": "The random generator's state would be lost at the joint.",

@@ -32,7 +32,7 @@ class Handoff:
     previous_pending_tokens: int | None = None
     """``pending_tokens`` when the last round was decided; None before the first."""
     main_lost: bool = False
-    """MD was lost after a hand-off of this answer, and none has answered since."""
+    """MD was lost during or after a hand-off of this answer, and none has answered since."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -202,7 +202,7 @@ def choose_any_main(case: Case) -> InstanceView:
     """Choose an MD that is up, fed or not. Raises NoInstance."""
     mains = everyone(case.pools[Role.MD])
     if not mains:
-        raise missing(case, Role.MD)
+        raise nobody_for(case, Role.MD)
     return case.choose(Role.MD, mains, case.rules.placement.main)
 
 
@@ -210,7 +210,7 @@ def everyone(pool: Pool) -> list[InstanceView]:
     return [view for views in pool.values() for view in views]
 
 
-def missing(case: Case, role: Role) -> NoInstance:
+def nobody_for(case: Case, role: Role) -> NoInstance:
     """Make the error that says why nobody fills ``role``: of the reasons found, the one that may pass soonest."""
     reasons = set(case.rejected[role].values())
     ranked = (

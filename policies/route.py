@@ -18,7 +18,7 @@ from policies.placement import (
     find_feeds,
     find_mains,
     find_relays,
-    missing,
+    nobody_for,
     open_case,
 )
 from policies.plans import Decision, Direct, PassThrough, Relay, Singular
@@ -144,7 +144,7 @@ def decide_unfed(case: Case) -> Decision:
         if decision is not None:
             return decision
     if not mains:
-        raise missing(case, Role.MD)
+        raise nobody_for(case, Role.MD)
     return pass_through(case, "no_link" if case.pools[Role.P] else "no_prefill")
 
 

@@ -119,7 +119,8 @@ class RelayRules(Section, frozen=True):
         Seconds,
         Meta(
             description="Longest wait for a catch-up or final extend's first token; then another MD or RLD goes on. It "
-            "holds while MD's speed is not measured; after that the wait is a few times what is expected of MD."
+            "holds while MD's speed is not measured; after that the wait is a few times what is expected of MD. Relays "
+            "wait as long for MD's KV before MD computes the prompt itself."
         ),
     ] = 30.0
     extend_floor_s: Annotated[
@@ -128,10 +129,19 @@ class RelayRules(Section, frozen=True):
     idle_timeout_s: Annotated[Seconds, Meta(description="Wait for the next token of a running leg.")] = 60.0
     keepalive_s: Annotated[Seconds, Meta(description="Silence after which the client gets a sign of life.")] = 10.0
     max_attempts: Annotated[
-        int, Meta(ge=1, le=100, description="Engine legs that may fail before the client sees an error. 1: no retry.")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Legs lost in a row that an answer survives; a token that is shown ends the row.",
+        ),
     ] = 6
     transfer_retry_backoff_s: Annotated[
-        Seconds, Meta(description="First wait before a failed KV transfer is opened again; doubles each time.")
+        Seconds,
+        Meta(
+            description="First wait before a failed KV transfer is opened again, or a role that nobody could fill is "
+            "tried again; doubles each time."
+        ),
     ] = 0.5
     transfer_retry_backoff_max_s: Annotated[Seconds, Meta(description="Longest such wait.")] = 15.0
 

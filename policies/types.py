@@ -92,8 +92,7 @@ class InstanceView:
     """Requests that the engine batches at once."""
     max_model_len: int | None = None
     fingerprint: str = ""
-    """Model revision, KV layout, tokenizer and adapter in one string; KV is never shared between different ones."""
-    block_size_tokens: int | None = None
+    """Other than "" for one whose greedy ids differ from its peers'; KV is never shared between different ones."""
     curve: PrefillCurve | None = None
     itl_s: float | None = None
     """Measured time between two tokens of one request; None: not measured."""

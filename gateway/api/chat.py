@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``: messages to a prepared."""
+"""``POST /v1/chat/completions``: messages to a prepared request."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""``POST /v1/completions``: prompts in any of their spellings to a prepared."""
+"""``POST /v1/completions``: prompts in any of their spellings to a prepared request."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -120,7 +120,7 @@ def prepare_request(
             raise bad_field("min_tokens", "min_tokens must not be more than the answer may have.", "invalid_value")
     options = fields.stream_options
     sampling = make_sampling(fields, rest, prompted.logprobs)
-    features = find_features(fields, rest, sampling, model, limits[0])
+    features = [find_features(fields, rest, sampling, model, limit) for limit in limits]
     choices = n * len(prompts)
     requests = tuple(
         GenerationRequest(
@@ -136,7 +136,7 @@ def prepare_request(
             priority=caller.priority,
             rules=caller.rules,
             session=fields.prompt_cache_key,
-            features=features,
+            features=features[index // n],
             output_hint_tokens=caller.output_hint_tokens,
         )
         for index in range(choices)
@@ -275,7 +275,6 @@ def find_features(
     """Return what decides whether the answers may be split; each choice is an answer of its own."""
     return RequestFeatures(
         structured_output=is_structured(rest),
-        forced_tool=isinstance(fields, ChatFields) and fields.tool_choice not in (None, "none", "auto"),
         presence_penalty=sampling.presence_penalty or 0.0,
         frequency_penalty=sampling.frequency_penalty or 0.0,
         multi_token_bad_words=any(has_several_tokens(word, model) for word in fields.bad_words or ()),

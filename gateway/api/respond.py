@@ -1,7 +1,7 @@
 """Writes an answer as it comes, or whole.
 
-The status line waits for the first tokens: what fails before them is a JSON error with its own status, what fails after
-them is an SSE error event without [DONE].
+The status line waits for the first tokens or sign of life: what fails before is a JSON error with its own status, what
+fails after is an SSE error event without [DONE].
 """
 
 import asyncio
@@ -104,7 +104,7 @@ class StreamWriter:
         return answer
 
 
-class _Streamed:
+class _StreamSink:
     """The sink of one choice that is streamed."""
 
     def __init__(self, index: int, writer: StreamWriter, stream: EventStream) -> None:
@@ -131,7 +131,7 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
     lines.append((b"x-accel-buffering", b"no"))
     stream = EventStream(client, {"type": "http.response.start", "status": 200, "headers": lines})
     try:
-        await run_all(answers, [_Streamed(index, writer, stream) for index in range(len(answers))])
+        await run_all(answers, [_StreamSink(index, writer, stream) for index in range(len(answers))])
         data = writer.end()
         await stream.end(data)
     except GatewayError as failure:
@@ -142,7 +142,7 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
         await stream.aclose()
 
 
-class _Gathered:
+class _WholeSink:
     """The sink of one choice that is not streamed. ``done``: the choice as clients get it, once it is complete."""
 
     def __init__(self, index: int, prepared: PreparedRequest, form: AnswerFormat, choice: Choice) -> None:
@@ -174,7 +174,7 @@ async def write_whole(
     headers: RawHeaders,
 ) -> None:
     """Send the answers when they are complete. Raises GatewayError."""
-    sinks = [_Gathered(index, prepared, form, choice) for index, choice in enumerate(choices)]
+    sinks = [_WholeSink(index, prepared, form, choice) for index, choice in enumerate(choices)]
     await run_all(answers, sinks)
     if any(sink.done is None for sink in sinks):
         raise unfinished()

@@ -36,7 +36,7 @@ class DocumentsRefused(Exception):
 
 
 Apply = Callable[[Sequence[Document]], None]
-"""Put a whole set in force, deleted ones left out, or raise Refused and change nothing. Must not wait."""
+"""Put a whole set in force, deleted ones left out, or raise DocumentsRefused and change nothing. Must not wait."""
 
 
 @dataclass(slots=True)

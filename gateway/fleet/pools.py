@@ -137,7 +137,6 @@ class Instance:
             kv_usage=load.kv_usage,
             max_running=self.spec.max_running,
             max_model_len=capabilities.max_model_len if capabilities else None,
-            block_size_tokens=capabilities.block_size_tokens if capabilities else None,
             itl_s=self.itl_s,
             curve=self.spec.curve,
             fingerprint=self.fingerprint,

@@ -20,8 +20,9 @@ class ShuttingDown(Exception):
 
 
 class Client:
-    """Sends to the client, and ends the block that it guards when the client is gone: the block raises ClientGone or
-    ClientStalled; or what ``leave`` was told.
+    """Sends to the client, and ends the block that it guards when the client is gone.
+
+    The block then raises ClientDisconnected or ClientStalled, or what ``leave`` was told.
 
     One task waits for the disconnect and one timer looks for a stuck write, for the whole block: a chunk costs neither.
     """

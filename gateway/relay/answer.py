@@ -1,7 +1,11 @@
 """One answer: the splice is told what engines, link and clock do, and what it says is carried out.
 
-Everything happens in the turn of the event loop in which it came: an engine's bytes become the client's without waiting
-for another task. What comes while the splice is being obeyed is fed to it right after that.
+From an engine's adapter to the sink everything happens in one turn of the event loop, unless the pacing holds tokens
+back. What comes while the splice is being obeyed is fed to it right after that.
+
+An answer ends in three steps: the splice is done (``_is_ended``), P has said what its leg took, so that the outbox gets
+the Finish (``_is_finished``), and the sink has it (``_over``). A stop string may be found at any of them
+(``_stopped_at``).
 """
 
 import asyncio
@@ -87,7 +91,7 @@ class RelayAnswer:
                 self._obey(action)
             self._is_obeying = False
             if self._arrived:
-                self._feed(self._arrived.popleft())
+                self._feed(self._arrived.pop())
             await self._over
         finally:
             self._tick.cancel()
@@ -135,7 +139,7 @@ class RelayAnswer:
     def _obey(self, action: Action) -> None:
         match action:
             case Tokens():
-                if not self._outbox.holds(action, filling=self._splice.phase is Phase.CATCH_UP):
+                if not self._outbox.hold_back(action, filling=self._splice.phase is Phase.CATCH_UP):
                     self._give(action)
             case StartLeg():
                 self._legs.start(action, self._splice.log)
@@ -189,7 +193,7 @@ class RelayAnswer:
     def _end(self, action: End) -> None:
         self._is_ended = True
         made = len(self._splice.log)
-        if action.align and self._plan.outcome.keeps_transfer(made):
+        if action.align and self._plan.outcome.settle_transfer(made):
             self._align()
         else:
             self._transfer.stop("finished_first")

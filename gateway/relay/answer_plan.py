@@ -45,8 +45,8 @@ class AnswerOutcome:
         if self.link is not None and not self.link.path.traits.lends:
             self.held(store_id(self.link.dest, self.request.model), self.request.prompt)
 
-    def keeps_transfer(self, made: int) -> bool:
-        """RLD ended the answer, with so many tokens, before the KV was over: whether the rest shall cross."""
+    def settle_transfer(self, made: int) -> bool:
+        """RLD ended the answer, with so many tokens, before the KV was over: decide whether the rest shall cross."""
         model = self.request.model
         end = relay_finished_first(self.decision.plan, self.decision.facts, made, self.look(), self.rules)
         if end.stop_transfer:
@@ -57,7 +57,7 @@ class AnswerOutcome:
     def ended(self, made: int) -> None:
         self.learning.note_length(self.request.model, self.request.tenant, made, self.rules)
 
-    def choose_step(self, handoff: Handoff) -> HandoffStep:
+    def decide_handoff(self, handoff: Handoff) -> HandoffStep:
         """How MD takes over, as engines are loaded now."""
         plan, pools = self.decision.plan, self.pools
         load = pools[plan.relay].view(pools.clock()).load if plan.relay else 0.0

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 1.0
 """How long a leg that said its last word may take to end its stream, so that its connection can be used again."""
-HANDOFF_TOKENS = 16
+LEAST_MEASURED_TOKENS = 16
 """A final with fewer tokens says little of the speed of extends."""
 FINISHES: dict[EngineFinish, Literal["stop", "length"]] = {"stop": "stop", "length": "length"}
 ROLE_OF: dict[LegKind, Role] = {
@@ -118,7 +118,7 @@ class LegPace:
 
     def _is_extend(self) -> bool:
         if self.start.kind is LegKind.FINAL:
-            return self.is_first_extend and self.start.kv_expected and self.start.base >= HANDOFF_TOKENS
+            return self.is_first_extend and self.start.kv_expected and self.start.base >= LEAST_MEASURED_TOKENS
         return self.start.kind is LegKind.EXTEND
 
 

@@ -61,7 +61,7 @@ class Outbox:
         self._give = give
         self._timer: asyncio.TimerHandle | None = None
 
-    def holds(self, tokens: Tokens, *, filling: bool) -> bool:
+    def hold_back(self, tokens: Tokens, *, filling: bool) -> bool:
         """Say whether tokens are given later, when the pacer says, and not now; ``filling``: MD is catching up."""
         now_s = self._clock()
         due_s = self._pacer.schedule(now_s, len(tokens.ids), filling=filling)

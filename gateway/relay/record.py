@@ -44,7 +44,7 @@ class Record:
         self._outcome = "client_gone"
         self._closed = False
         self._last: tuple[str, str, float] | None = None
-        self._wan_bytes = 0
+        self._wan_bytes = self._attempt_bytes = 0
         self._roles: dict[str, int] = {}
         self._slo = slo
         self._asked_s = timeline.started_s - waited_s
@@ -99,14 +99,20 @@ class Record:
         self._metrics.legs.labels(start.kind.name.lower(), outcome).inc()
         self.note("leg_ended", leg=start.leg, kind=start.kind.name.lower(), instance=instance, outcome=outcome)
 
+    def transfer_started(self) -> None:
+        """A transfer is opened, or opened again after it failed: it counts its own bytes from 0."""
+        self._attempt_bytes = 0
+        self.note("transfer_started")
+
     def transfer(self, progress: TransferProgress) -> None:
         """The KV came on."""
-        moved_bytes = max(0, progress.wan_bytes - self._wan_bytes)
+        moved_bytes = max(0, progress.wan_bytes - self._attempt_bytes)
         self._metrics.wan_bytes.labels(self._model).inc(moved_bytes)
         if moved_bytes:
             self._note_use(Use(wan_bytes=moved_bytes))
-        self._wan_bytes = progress.wan_bytes
-        self._timeline.summary["wan_bytes"] = progress.wan_bytes
+        self._attempt_bytes = progress.wan_bytes
+        self._wan_bytes += moved_bytes
+        self._timeline.summary["wan_bytes"] = self._wan_bytes
         if progress.state != "moving":
             self.note(
                 f"transfer_{progress.state}",

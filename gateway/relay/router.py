@@ -51,7 +51,7 @@ class Router:
     note_use: Callable[[str, str, Use], None] = _count_nothing
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
-        """Decide and prepare; the engines are called once the answer is iterated. Raises GatewayError."""
+        """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
         self.learning.note_decision(decision, rules)
@@ -163,7 +163,7 @@ class Router:
             min_tokens=min(request.min_tokens, limit),
             terminators=eos | frozenset(request.sampling.stop_token_ids),
             max_attempts=rules.relay.max_attempts,
-            decide=outcome.choose_step,
+            decide=outcome.decide_handoff,
         )
 
     def _transfer(self, request: GenerationRequest, link: Link | None) -> TransferRequest:

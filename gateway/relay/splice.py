@@ -8,7 +8,7 @@ follow the promises: positions are gapless, unique and in order, whoever makes t
 
     PREFILL   a P leg runs (one token), the KV moves to the main region at the same time
     WAIT      nobody writes: the KV, or an instance, is awaited
-    EAGER     a relay leg writes
+    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV
     CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log
     FINAL     the log is sealed; a final leg has its whole prompt and has not answered yet
     MAIN      a final leg writes
@@ -17,9 +17,10 @@ follow the promises: positions are gapless, unique and in order, whoever makes t
 Rules.
 1. ``feed`` turns one event into actions. The caller carries them out in order. An event that makes no sense raises
    ``IllegalEvent`` and changes nothing. Late events of legs that were closed are no error: they are dropped.
-2. Each leg that was started ends exactly once: by LegEnded, by LegFailed, by NoInstance, or by CloseLeg.
+2. Each leg that was started ends exactly once: by LegEnded, by LegFailed, by LegUnplaced, or by CloseLeg.
 3. Who goes on when a writer is lost is decided in one place, ``_resume``.
-4. What is decided by load (one-shot or catch-up, how much) is asked of ``SpliceTerms.decide``, a pure function.
+4. What is decided by load (one-shot or catch-up, how much) is asked of ``SpliceTerms.decide``, which
+   alone looks at the fleet.
 5. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
 """
 
@@ -199,7 +200,7 @@ class Splice:
             case LegFailed():
                 self._on_lost(leg)
             case LegUnplaced():
-                self._on_no_instance(leg)
+                self._on_unplaced(leg)
 
     def _on_ended(self, leg: _Leg) -> None:
         if leg.kind is LegKind.PREFILL and leg.received:
@@ -216,7 +217,7 @@ class Splice:
     def _on_lost(self, leg: _Leg) -> None:
         self._attempts += 1
         self._setbacks += 1
-        self._main_lost |= leg.kind is LegKind.FINAL
+        self._main_lost |= leg.kind in (LegKind.EXTEND, LegKind.FINAL)
         match leg.kind:
             case LegKind.PREFILL if not self.log:
                 self._again_or_fail(lambda: self._start(LegKind.PREFILL))
@@ -226,7 +227,7 @@ class Splice:
             case _:
                 self._again_or_fail(self._resume)
 
-    def _on_no_instance(self, leg: _Leg) -> None:
+    def _on_unplaced(self, leg: _Leg) -> None:
         if leg.kind is LegKind.PREFILL:
             self._fail(None)
             return

@@ -46,7 +46,7 @@ class KvTransfer:
         self._awaits_prefill = not (self._is_prefilled or self._path.traits.overlaps_prefill)
         if not self._awaits_prefill:
             self._opened += 1
-            self._record.note("transfer_started")
+            self._record.transfer_started()
             self._task = asyncio.create_task(self._move(self._path))
 
     def prefilled(self) -> None:

@@ -78,7 +78,7 @@ class Room(Protocol):
 
 
 class AnswerSink(Protocol):
-    """Who gets an answer. It is called in the turn of the event loop in which an engine's bytes came, and never waits.
+    """Who gets an answer. It is called by whoever reads an engine, in the same turn of the event loop, and never waits.
 
     A GatewayError that it raises ends the answer.
     """
@@ -126,7 +126,7 @@ class Answer(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """End every leg and the transfer now. Idempotent."""
+        """End every leg and the transfer, but for what brings MD into line. Idempotent."""
         ...
 
 

@@ -19,7 +19,6 @@ CASES = [
     (PLAIN, None),
     (RequestFeatures(), None),
     (replace(PLAIN, structured_output=True), "structured_output"),
-    (replace(PLAIN, forced_tool=True), "forced_tool"),
     (replace(PLAIN, presence_penalty=0.1), "penalty_state"),
     (replace(PLAIN, frequency_penalty=-0.1), "penalty_state"),
     (replace(PLAIN, multi_token_bad_words=True), "bad_words"),
@@ -45,7 +44,6 @@ REFUSED = [
     (PLAIN, "sampled"),
     (RequestFeatures(), "sampled"),
     (replace(PLAIN, temperature=0.0), None),
-    (replace(PLAIN, forced_tool=True, tools=True), "forced_tool"),
 ]
 
 

@@ -71,7 +71,6 @@ GIVEN: dict[str, Callable[[], str | None]] = {
     "no_prefill": lambda: ask(seen=snapshot(R1, M1)),
     "no_link": lambda: ask(seen=snapshot(links=())),
     "structured_output": lambda: ask_with(structured_output=True),
-    "forced_tool": lambda: ask_with(forced_tool=True),
     "penalty_state": lambda: ask_with(presence_penalty=0.5),
     "bad_words": lambda: ask_with(multi_token_bad_words=True),
     "seeded_sampling": lambda: ask_with(seeded=True, temperature=1.0),

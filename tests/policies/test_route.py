@@ -145,9 +145,7 @@ def test_a_promise_tightens_the_bound(gap_s: float | None, kind: str) -> None:
     assert decide(facts(800), given=rules(slo={"gap_s": gap_s})).plan.kind == kind
 
 
-@pytest.mark.parametrize(
-    "reason", ["structured_output", "penalty_state", "seeded_sampling", "forced_tool", "bad_words"]
-)
+@pytest.mark.parametrize("reason", ["structured_output", "penalty_state", "seeded_sampling", "bad_words"])
 def test_unsplittable_requests_go_classic(reason: str) -> None:
     """A request that one engine must answer goes direct with P's token thrown away."""
     assert decide(facts(unsplittable=reason)).plan == Direct("p1", "m1", reason, ROUTE, classic=True)

@@ -34,8 +34,9 @@ from gateway.relay.splice_events import (
     StopTransfer,
 )
 from gateway.relay.types import Tokens
-from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
+from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep, choose_step
 from policies.plans import Direct, PassThrough, Plan, Relay, Singular
+from policies.rules import HandoffRules
 from tests.gateway.relay.simulate import EOS, World, unsplit
 
 P, A, B, C, D, E = (LegId(n) for n in range(6))
@@ -334,6 +335,15 @@ def test_kv_events_without_a_transfer_are_illegal() -> None:
 def test_writer_that_ends_without_a_reason_is_replaced() -> None:
     """A stream that just ends is no end of the answer."""
     assert begun(TERMS, *EAGER).feed(LegEnded(A)) == [StartLeg(B, LegKind.RELAY, 4, 96, 0, True)]
+
+
+def test_a_lost_extend_is_no_reason_to_stop_rld() -> None:
+    """By the real policy: MD was lost in its extend, so another has to answer one before RLD is stopped for it."""
+    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="catch_up")))
+    splice = begun(terms, *EAGER, tokens(A, 4, *range(100, 140)), KvReady())
+    assert splice.phase is Phase.CATCH_UP
+    actions = splice.feed(LegFailed(B))
+    assert [type(action) for action in actions] == [StartLeg] and splice.phase is Phase.CATCH_UP
 
 
 def test_failed_extend_lets_rld_go_on() -> None:

@@ -5,7 +5,7 @@ import pytest
 from backends.engines.vllm import VllmEngine
 from backends.types import TransferRequest
 from gateway.fleet.pools import Instance, InstanceSpec
-from gateway.relay.legs import HANDOFF_TOKENS, LegPace
+from gateway.relay.legs import LEAST_MEASURED_TOKENS, LegPace
 from gateway.relay.splice_events import LegId, LegKind, StartLeg
 from gateway.relay.timeouts import FirstTokenTimeouts
 from policies.rules import RelayRules
@@ -93,8 +93,8 @@ def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool)
     ("kind", "base", "is_first", "teaches"),
     [
         (LegKind.EXTEND, 4, False, True),
-        (LegKind.FINAL, HANDOFF_TOKENS, True, True),
-        (LegKind.FINAL, HANDOFF_TOKENS - 1, True, False),
+        (LegKind.FINAL, LEAST_MEASURED_TOKENS, True, True),
+        (LegKind.FINAL, LEAST_MEASURED_TOKENS - 1, True, False),
         (LegKind.FINAL, 200, False, False),
         (LegKind.RELAY, 200, True, False),
     ],
