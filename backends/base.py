@@ -6,7 +6,16 @@ Every implementation of ``Engine`` must pass ``tests/conformance/engine_suite.py
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, PathTraits, TransferProgress, TransferRequest
+from backends.types import (
+    Capabilities,
+    EngineLoad,
+    LegChunk,
+    LegRequest,
+    PathTraits,
+    TransferPriority,
+    TransferProgress,
+    TransferRequest,
+)
 
 
 class Engine(Protocol):
@@ -56,6 +65,14 @@ class KvPath(Protocol):
         The last has state ``complete``: every full chunk is where the receiving region's engines find it. ``aclose()``
         before that stops the transfer; with ``traits.can_stop`` its traffic ends within one chunk or slice. Raises
         TransferFailed.
+        """
+        ...
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """Say who waits for a transfer from now on; at first ``TransferRequest.priority`` says it.
+
+        Returns at once and raises nothing. A path that orders no transfers ignores it, and so does one that has no open
+        transfer of this id.
         """
         ...
 

@@ -127,6 +127,10 @@ class PathTraits:
     lends: bool = False
 
 
+TransferPriority = Literal["waiting", "relay", "later"]
+"""Who waits for KV: a client, for whom nobody writes meanwhile; an RLD, which writes meanwhile; nobody."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransferRequest:
     """KV of ``token_ids`` that the receiving region shall have.
@@ -147,6 +151,7 @@ class TransferRequest:
     prefill: str | None = None
     main: str | None = None
     kv_bytes_per_token: int = 0
+    priority: TransferPriority = "waiting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +182,7 @@ class LinkState(msgspec.Struct, frozen=True):
     wan_bytes_total: int
     open_transfers: int | None = None
     """How many transfers share the queued bytes; None: it does not say."""
+    queued_later_bytes: int = 0
+    """Of the queued bytes, those that let new transfers go first, as nobody waits for them."""
+    later_transfers: int = 0
+    """Of the open transfers, those that let new ones go first."""

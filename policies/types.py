@@ -114,7 +114,7 @@ class LinkView:
     dest: str
     rate_bytes_per_s: float
     queued_bytes: int = 0
-    """Bytes of open transfers that have not crossed yet."""
+    """Bytes of open transfers that have not crossed yet, without those that let new ones go first."""
     rtt_s: float = 0.0
     up: bool = True
     open_transfers: int | None = None

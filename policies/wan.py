@@ -3,7 +3,8 @@
 The KV store holds full chunks only, so a hit counts down to its chunk and the prompt's tail never crosses. A bridge
 shares its link fairly and lets small transfers go first, so while a transfer runs each other one gets at most as many
 bytes as it: a small one does not wait for all that is queued by large ones. Where engines fetch KV themselves nobody
-orders the transfers or sees how far they are: then all that is queued counts.
+orders the transfers or sees how far they are: then all that is queued counts. What a bridge moves for later use
+only lets new transfers go first, and is no part of a link's queue here.
 """
 
 import math

@@ -14,7 +14,7 @@ import msgspec
 from backends.errors import BackendError, TransferFailed
 from backends.kv.lmcache import CacheServer
 from backends.kv.open_transfers import OpenTransfers
-from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
+from backends.types import LinkState, PathTraits, TransferPriority, TransferProgress, TransferRequest
 
 POLL_INTERVAL_S = 0.02
 AGAIN_INTERVAL_S = 0.1
@@ -77,6 +77,9 @@ class PrefetchPath:
                 if done < total:
                     yield TransferProgress("moving", total, done, 0, done * chunk_bytes)
         yield TransferProgress("complete", total, total, 0, total * chunk_bytes)
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """Change nothing: the server fetches in an order of its own."""
 
     async def link(self) -> LinkState:
         """What this process has under way, if the server answers. Raises EngineUnavailable or EngineBroken."""

@@ -13,7 +13,15 @@ from typing import Any
 from backends.base import Engine
 from backends.errors import BackendError, TransferFailed
 from backends.kv.open_transfers import OpenTransfers
-from backends.types import LegRequest, LinkState, PathTraits, Sampling, TransferProgress, TransferRequest
+from backends.types import (
+    LegRequest,
+    LinkState,
+    PathTraits,
+    Sampling,
+    TransferPriority,
+    TransferProgress,
+    TransferRequest,
+)
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -41,6 +49,9 @@ class EnginePull:
                 except TimeoutError:
                     raise TransferFailed("engine pull: the deadline is over") from None
         yield TransferProgress("complete", total, total, 0, 0)
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """Change nothing: engines fetch in an order of their own."""
 
     async def link(self) -> LinkState:
         """What this process has under way."""

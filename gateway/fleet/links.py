@@ -49,14 +49,19 @@ class Link:
             self.source,
             self.dest,
             rate_bytes_per_s=state.rate_bytes_per_s or self.assumed_rate_bytes_per_s,
-            queued_bytes=state.queued_bytes,
+            queued_bytes=state.queued_bytes - state.queued_later_bytes,
             rtt_s=state.rtt_s,
             up=state.up,
-            open_transfers=state.open_transfers,
+            open_transfers=_ahead(state),
             can_stop=traits.can_stop,
             reports_progress=traits.reports_progress,
             overlaps_prefill=traits.overlaps_prefill,
         )
+
+
+def _ahead(state: LinkState) -> int | None:
+    """How many of the open transfers do not let a new one go first."""
+    return state.open_transfers if state.open_transfers is None else state.open_transfers - state.later_transfers
 
 
 class Links:

@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Literal
 
 from backends.errors import BackendError
 from gateway.fleet.pools import Instance
@@ -14,6 +16,8 @@ from policies.rules import RelayRules
 log = logging.getLogger(__name__)
 
 MOST_JOBS = 256
+DropReason = Literal["too_many", "no_instance", "transfer", "leg"]
+"""Why MD lacks what an answer made: its job was one too many, nobody could take it, or one of its two steps failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,19 @@ class AlignJob:
     transfer: asyncio.Task[bool] | None
 
 
-class Aligner:
-    """Owns the jobs; beyond ``MOST_JOBS`` the next answers go without, and their transfers stop."""
+def _count_nothing(reason: DropReason) -> None:
+    """Nobody wants to know."""
 
-    def __init__(self) -> None:
+
+class Aligner:
+    """Owns the jobs; beyond ``MOST_JOBS`` the next answers go without, and their transfers stop.
+
+    ``drop`` is told of each answer that goes without.
+    """
+
+    def __init__(self, drop: Callable[[DropReason], None] = _count_nothing) -> None:
+        self.drop = drop
         self._jobs: set[asyncio.Task[None]] = set()
-        self.skipped = 0
 
     @property
     def running(self) -> int:
@@ -42,7 +53,7 @@ class Aligner:
     def adopt(self, job: AlignJob) -> None:
         """Take over the transfer of a finished answer and do the rest in the background."""
         if len(self._jobs) >= MOST_JOBS:
-            self.skipped += 1
+            self.drop("too_many")
             if job.transfer is not None:
                 job.transfer.cancel()
             return
@@ -64,6 +75,7 @@ class Aligner:
 
     async def _align(self, job: AlignJob) -> None:
         if job.transfer is not None and not await job.transfer:
+            self.drop("transfer")
             return
         leg = job.main.fit(build_align_leg(job.request, job.log, job.rules))
         try:
@@ -72,4 +84,5 @@ class Aligner:
                     async for _ in stream:
                         pass
         except BackendError as error:
+            self.drop("leg")
             log.warning("aligning %s on %s failed: %s", job.request.request_id, job.main.spec.id, error)

@@ -90,6 +90,7 @@ class RelayAnswer:
             for action in self._splice.start():
                 self._obey(action)
             self._is_obeying = False
+            self._transfer.prioritise(self._splice.kv_priority)
             if self._arrived:
                 self._feed(self._arrived.pop())
             await self._over
@@ -131,6 +132,7 @@ class RelayAnswer:
                     self._on_prefilled()
                 for action in self._splice.feed(event):
                     self._obey(action)
+                self._transfer.prioritise(self._splice.kv_priority)
         except IllegalEvent as error:
             self._end_with(error)
         finally:
@@ -240,6 +242,7 @@ class RelayAnswer:
             self._record.note("aligning", instance=main.spec.id)
         else:
             self._transfer.stop("no_main_instance")
+            self._aligner.drop("no_instance")
 
     # Timers
 

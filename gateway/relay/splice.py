@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from backends.types import TransferPriority
 from gateway.relay.splice_events import (
     Action,
     ClientGone,
@@ -111,6 +112,13 @@ class Splice:
     _attempts: int = 0
     _setbacks: int = 0
     _out: list[Action] = field(default_factory=list)
+
+    @property
+    def kv_priority(self) -> TransferPriority:
+        """Who waits for the KV just now."""
+        if self.phase is Phase.WAIT or (self.phase is Phase.PREFILL and not self._relaying):
+            return "waiting"
+        return "relay" if self.phase in (Phase.PREFILL, Phase.EAGER, Phase.CATCH_UP) else "later"
 
     def start(self) -> list[Action]:
         """Begin: the P leg, if there is one, and the transfer where the plan moves KV."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from backends.base import KvPath
 from backends.errors import TransferFailed
-from backends.types import TransferRequest
+from backends.types import TransferPriority, TransferRequest
 from gateway.relay.record import Record
 from gateway.relay.splice_events import Event, KvFailed, KvReady
 
@@ -30,6 +30,7 @@ class KvTransfer:
     ) -> None:
         self._path = path
         self._request = request
+        self._priority = request.priority
         self._record = record
         self._feed = feed
         self._note_moved = note_moved
@@ -37,6 +38,7 @@ class KvTransfer:
         self._is_prefilled = False
         self._awaits_prefill = False
         self._opened = 0
+        self._moving_id: str | None = None
         self._task: asyncio.Task[bool] | None = None
 
     def start(self) -> None:
@@ -55,15 +57,27 @@ class KvTransfer:
         if self._awaits_prefill:
             self.start()
 
+    def prioritise(self, priority: TransferPriority) -> None:
+        """Say who waits for the KV from now on."""
+        if priority == self._priority:
+            return
+        self._priority = priority
+        if self._path is not None and self._moving_id is not None:
+            self._path.prioritise(self._moving_id, priority)
+
     def stop(self, why: str) -> None:
         """Stop it if it still runs."""
-        self._awaits_prefill = False
+        self._awaits_prefill, self._moving_id = False, None
         if self._task is not None and not self._task.done():
             self._task.cancel()
             self._record.note("transfer_stopped", why=why)
 
     def give_away(self) -> asyncio.Task[bool] | None:
-        """Leave it to somebody else, who learns from the task whether all KV has crossed; None: none was started."""
+        """Leave it to somebody else, who learns from the task whether all KV has crossed; None: none was started.
+
+        No client waits for it any more.
+        """
+        self.prioritise("later")
         task, self._task = self._task, None
         return task
 
@@ -74,7 +88,8 @@ class KvTransfer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _move(self, path: KvPath) -> bool:
-        request = replace(self._request, transfer_id=f"{self._request.transfer_id}-{self._opened}")
+        self._moving_id = f"{self._request.transfer_id}-{self._opened}"
+        request = replace(self._request, transfer_id=self._moving_id, priority=self._priority)
         if not path.traits.overlaps_prefill:
             prefill, main = self._aim()
             request = replace(request, prefill=prefill, main=main)

@@ -137,6 +137,16 @@ class Metrics:
         self.aligning = Gauge(
             "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
         )
+        self.aligning_dropped = Counter(
+            "pdd_aligning_dropped",
+            "Answers whose KV was not brought to the main region after all, by why",
+            ["reason"],
+            registry=registry,
+        )
+
+    def count_aligning_dropped(self, reason: str) -> None:
+        """Count one answer that MD will not know."""
+        self.aligning_dropped.labels(reason).inc()
 
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""

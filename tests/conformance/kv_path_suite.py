@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import get_args
 
 import pytest
 
 from backends.errors import TransferFailed
-from backends.types import TransferProgress, TransferRequest
+from backends.types import TransferPriority, TransferProgress, TransferRequest
 from gateway.fleet.links import MeasuredPath
 
 PATIENCE_S = 15.0
@@ -99,6 +100,19 @@ class KvPathSuite:
                 await case.provide()
             await case.idle()
         assert (await case.path.link()).open_transfers in (None, 0)
+
+    async def test_who_waits_may_change_at_any_time(self, case: KvPathCase) -> None:
+        """Any class, before, while and after a transfer runs, lets it complete."""
+        request = replace(await case.ask(4), priority="relay")
+        case.path.prioritise(request.transfer_id, "later")
+        async with asyncio.timeout(PATIENCE_S), aclosing(case.path.transfer(request)) as stream:
+            seen = [await anext(stream)]
+            for priority in get_args(TransferPriority):
+                case.path.prioritise(request.transfer_id, priority)
+            seen += [progress async for progress in stream]
+        assert seen[-1].state == "complete"
+        case.path.prioritise(request.transfer_id, "waiting")
+        await case.idle()
 
     async def test_the_deadline_is_kept(self, case: KvPathCase) -> None:
         """KV that does not come in time fails the transfer."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from typing import Literal
 
 from backends.errors import TransferFailed
-from backends.types import PathTraits, TransferProgress, TransferRequest
+from backends.types import PathTraits, TransferPriority, TransferProgress, TransferRequest
 from tests.fakes.gates import Watch
 
 SEEN = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
@@ -17,6 +17,8 @@ class FakeTransfer:
 
     def __init__(self, request: TransferRequest, chunks_present: int, chunk_bytes: int) -> None:
         self.request = request
+        self.priorities = [request.priority]
+        """The classes that it had, one after the other."""
         self.chunks_total = len(request.token_ids) // request.chunk_tokens
         self.chunks_present = min(chunks_present, self.chunks_total)
         self.chunks_done = self.chunks_present
@@ -78,7 +80,7 @@ class FakeKvPath:
         self.chunk_bytes = chunk_bytes
         self.transfers: list[FakeTransfer] = []
         self.is_closed = False
-        self._watch = Watch()
+        self.watch = Watch()
 
     @property
     def running(self) -> int:
@@ -87,18 +89,18 @@ class FakeKvPath:
 
     async def opened(self, count: int = 1) -> FakeTransfer:
         """Wait until ``count`` transfers were opened in all; return the last of them."""
-        await self._watch.until(lambda: len(self.transfers) >= count)
+        await self.watch.until(lambda: len(self.transfers) >= count)
         return self.transfers[count - 1]
 
     async def idle(self) -> None:
         """Wait until no transfer is running."""
-        await self._watch.until(lambda: not self.running)
+        await self.watch.until(lambda: not self.running)
 
     async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
         """Open a transfer that the test drives."""
         transfer = FakeTransfer(request, self.chunks_present, self.chunk_bytes)
         self.transfers.append(transfer)
-        self._watch.changed()
+        self.watch.changed()
         if self.is_instant:
             transfer.complete()
         steps = transfer.run()
@@ -109,7 +111,14 @@ class FakeKvPath:
             await steps.aclose()
             if transfer.state == "running":
                 transfer.state = "aborted"
-            self._watch.changed()
+            self.watch.changed()
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """Note the class."""
+        for transfer in self.transfers:
+            if transfer.request.transfer_id == transfer_id and transfer.state == "running":
+                transfer.priorities.append(priority)
+                self.watch.changed()
 
     async def aclose(self) -> None:
         """Note that the gateway let go."""

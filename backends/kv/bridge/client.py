@@ -1,22 +1,40 @@
 """The gateway's side of a bridge: ``KvPath`` over the bridge's HTTP API."""
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import cast
+from urllib.parse import quote
 
 import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.kv.bridge.keys import DIALECTS
-from backends.kv.bridge.types import DialectName, TransferLine, TransferOrder
+from backends.kv.bridge.types import DialectName, TransferChange, TransferLine, TransferOrder
 from backends.transport.client import HttpOrigin, Response
-from backends.types import LinkState, PathTraits, TransferProgress, TransferRequest
+from backends.types import LinkState, PathTraits, TransferPriority, TransferProgress, TransferRequest
+
+log = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_S = 10.0
 _LINK_TIMEOUT_S = 5.0
+_CHANGE_TIMEOUT_S = 5.0
 _MAX_LINE_BYTES = 64 * 1024
 _LINE = msgspec.json.Decoder(TransferLine)
 _LINK = msgspec.json.Decoder(LinkState)
+
+
+@dataclass(slots=True)
+class _Urgency:
+    """The class of one open transfer: what it shall be, and what the bridge was told last."""
+
+    wanted: TransferPriority
+    told: TransferPriority
+    is_open: bool = False
+    """The bridge knows the transfer."""
+    teller: asyncio.Task[None] | None = None
 
 
 class BridgePath:
@@ -28,6 +46,7 @@ class BridgePath:
         self._origin = HttpOrigin(url)
         self._dtype = dtype
         self._world_size = world_size
+        self._urgencies: dict[str, _Urgency] = {}
 
     async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
         """See ``KvPath``. A bridge that is away, refuses, dies or does not keep the deadline raises TransferFailed."""
@@ -44,8 +63,10 @@ class BridgePath:
                 dtype=self._dtype,
                 world_size=self._world_size,
                 deadline_s=request.deadline_s,
+                priority=request.priority,
             )
         )
+        urgency = self._urgencies[request.transfer_id] = _Urgency(request.priority, request.priority)
         try:
             response = await self._origin.send(
                 "POST", "/v1/transfers", body, head_timeout_s=request.deadline_s + _DEADLINE_GRACE_S
@@ -53,6 +74,8 @@ class BridgePath:
             try:
                 if response.status != 200:
                     raise TransferFailed(await _reason(response))
+                urgency.is_open = True
+                self._tell(request.transfer_id, urgency)
                 async with aclosing(_lines(response)) as lines:
                     async for line in lines:
                         yield _progress(line)
@@ -65,7 +88,39 @@ class BridgePath:
             raise
         except BackendError as error:
             raise TransferFailed(f"bridge: {error}") from error
+        finally:
+            if urgency.teller is not None:
+                urgency.teller.cancel()
+            if self._urgencies.get(request.transfer_id) is urgency:
+                del self._urgencies[request.transfer_id]
         raise TransferFailed("bridge: the stream ended before the transfer did")
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """See ``KvPath``. The bridge is told as soon as it knows the transfer, and of the newest class only."""
+        urgency = self._urgencies.get(transfer_id)
+        if urgency is not None:
+            urgency.wanted = priority
+            self._tell(transfer_id, urgency)
+
+    def _tell(self, transfer_id: str, urgency: _Urgency) -> None:
+        is_telling = urgency.teller is not None and not urgency.teller.done()
+        if urgency.is_open and not is_telling and urgency.told != urgency.wanted:
+            urgency.teller = asyncio.create_task(self._change(transfer_id, urgency))
+
+    async def _change(self, transfer_id: str, urgency: _Urgency) -> None:
+        """Tell the bridge until it knows the class that is wanted; one that does not take it keeps its own."""
+        path = f"/v1/transfers/{quote(transfer_id, safe='')}"
+        while urgency.told != urgency.wanted:
+            urgency.told = urgency.wanted
+            body = msgspec.json.encode(TransferChange(urgency.told))
+            try:
+                response = await self._origin.send("PATCH", path, body, head_timeout_s=_CHANGE_TIMEOUT_S)
+                try:
+                    await response.body()
+                finally:
+                    await response.aclose()
+            except BackendError as error:
+                log.debug("the bridge was not told that %s is %s: %s", transfer_id, urgency.told, error)
 
     async def link(self) -> LinkState:
         """What the bridge has measured of its link. Raises EngineUnavailable or EngineBroken."""

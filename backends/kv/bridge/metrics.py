@@ -35,9 +35,14 @@ class _BridgeCollector(Collector):
             ("pdd_bridge_connects", "Connections opened over the link", mover.source.opened_count),
         ):
             yield CounterMetricFamily(name, text, value=total)
+        queued = GaugeMetricFamily(
+            "pdd_bridge_queued_bytes", "Bytes that open transfers wait for, by the best class", labels=["priority"]
+        )
+        for priority, queued_bytes in mover.schedule.queued_by_class().items():
+            queued.add_metric([priority], queued_bytes)
+        yield queued
         for name, text, value in (
             ("pdd_bridge_open_transfers", "Transfers open", len(mover.transfers)),
-            ("pdd_bridge_queued_bytes", "Bytes that open transfers wait for", mover.schedule.queued_bytes),
             ("pdd_bridge_held_bytes", "Bytes of chunks in memory", mover.schedule.held_bytes),
             ("pdd_bridge_link_up", "Whether the sending store answers", float(mover.link_up)),
             ("pdd_bridge_link_rate_bytes_per_second", "Measured rate", mover.pace.rate_bytes_per_s),

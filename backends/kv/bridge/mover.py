@@ -10,6 +10,7 @@ from backends.kv.bridge.schedule import TransferSchedule
 from backends.kv.bridge.stores import ChunkRefused, DestinationStore, SourceStore
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import BridgeCounts, BridgeLimits, ChunkFetch, ChunkId, TransferStanding
+from backends.types import TransferPriority
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +72,16 @@ class Mover:
         for transfer_id in list(self.transfers):
             self.fail(transfer_id, reason)
 
-    def open(self, transfer_id: str, chunks: Sequence[ChunkId], deadline_s: float) -> BridgeTransfer:
+    def open(
+        self, transfer_id: str, chunks: Sequence[ChunkId], deadline_s: float, priority: TransferPriority = "waiting"
+    ) -> BridgeTransfer:
         """Start a transfer. Raises TransferExists or TooManyTransfers."""
         if transfer_id in self.transfers:
             raise TransferExists(transfer_id)
         if self._tasks is None or len(self.transfers) >= self._limits.transfers:
             raise TooManyTransfers
         unique = list(dict.fromkeys(chunks))
-        transfer = BridgeTransfer(transfer_id, unique, TransferStanding(len(unique), 0, 0, 0))
+        transfer = BridgeTransfer(transfer_id, unique, TransferStanding(len(unique), 0, 0, 0), priority)
         transfer.deadline = self._loop.call_later(deadline_s, self.fail, transfer_id, "the deadline has passed")
         self.transfers[transfer_id] = transfer
         transfer.task = self._tasks.create_task(self._begin(transfer))
@@ -92,6 +95,15 @@ class Mover:
         self.tally.failed += 1
         self._forget(transfer)
         transfer.advance("failed", error=error)
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> bool:
+        """Give a transfer another class; False when there is none."""
+        transfer = self.transfers.get(transfer_id)
+        if transfer is None:
+            return False
+        transfer.priority = priority
+        self.schedule.prioritise(transfer_id, priority)
+        return True
 
     def close(self, transfer_id: str) -> bool:
         """End a transfer that its owner no longer wants; False when there is none."""
@@ -136,7 +148,7 @@ class Mover:
         except ChunkRefused as error:
             self.fail(transfer.id, str(error))
             return
-        self.schedule.open(transfer.id, transfer.chunks, present)
+        self.schedule.open(transfer.id, transfer.chunks, present, transfer.priority)
         standing = self.schedule.standing(transfer.id)
         self.tally.present += standing.chunks_present
         transfer.advance("open", standing)

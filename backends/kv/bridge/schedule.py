@@ -8,9 +8,13 @@ the sending store lost it.
 Rules:
 - A chunk that several transfers want is one chunk: it crosses once, and counts for each of them.
 - A transfer's chunks start in its own order; a chunk that is not ready holds back those after it.
-- A transfer is small when its missing chunks are at most ``small_bytes``. Small ones go before large ones, but while a
-  large one waits it gets ``large_share`` of the bytes.
-- Within a class the transfer that was given the fewest bytes goes next; a new or held-up one is level with the others.
+- Each transfer has a priority class: ``waiting`` before ``relay`` before ``later``. It may change at any time. A chunk
+  of a lower class starts only while no higher one has a chunk to start; what is under way ends. But a lower class that
+  has a chunk to start gets a byte for every ``ONE_IN - 1`` that go to higher ones, so that it waits for not much more
+  than so many times its chunk's size. A chunk that several classes want counts for the highest.
+- A transfer is small when its missing chunks are at most ``small_bytes``. Within a class small ones go before large
+  ones, but while a large one waits it gets ``large_share`` of the class's bytes.
+- Of these the transfer that was given the fewest bytes goes next; a new or held-up one is level with the others.
 - A fetch starts only while the bytes being received are within the caller's window and all held bytes within
   ``memory_bytes``. A chunk never waits for lack of room when nothing else is under way.
 """
@@ -18,10 +22,16 @@ Rules:
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import get_args
 
 from backends.kv.bridge.types import ChunkFetch, ChunkId, TransferStanding
+from backends.types import TransferPriority
 
 PROBE_WIDTH_CHUNKS = 64
+PRIORITIES: tuple[TransferPriority, ...] = get_args(TransferPriority)
+"""The classes, the highest first."""
+ONE_IN = 16
+"""While higher classes are busy a lower one gets one byte in so many."""
 
 
 class _State(Enum):
@@ -51,6 +61,8 @@ class _Transfer:
     done: bytearray
     present: int
     order: int
+    rank: int
+    """Its class's place in ``PRIORITIES``."""
     missing: int
     """Chunks that are not done."""
     wan_bytes: int = 0
@@ -63,33 +75,75 @@ class _Transfer:
     probe_width: int = PROBE_WIDTH_CHUNKS
 
 
+_Heads = dict[bool, tuple[_Transfer, _Chunk]]
+"""What might start next in a class: for its small and for its large transfers, whose turn it is, and its chunk."""
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Who was given what within one priority class."""
+
+    large_per_small: float
+    passed_bytes: int = 0
+    """What went to higher classes while this one had a chunk to start, and is not made up for yet."""
+    large_credit_bytes: float = 0.0
+    level_bytes: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
+    """By whether they are large: what the transfer whose turn was last had been given before it."""
+
+    def choose(self, heads: _Heads) -> bool:
+        """Whether a large transfer is next."""
+        return True in heads and (False not in heads or self.large_credit_bytes >= heads[True][1].size_bytes)
+
+    def give(self, heads: _Heads, large: bool) -> None:
+        """Note that the head that ``choose`` chose starts."""
+        transfer, chunk = heads[large]
+        if len(heads) == 2:
+            self.large_credit_bytes += -chunk.size_bytes if large else chunk.size_bytes * self.large_per_small
+        elif large:
+            self.large_credit_bytes = 0.0
+        self.level_bytes[large] = transfer.given_bytes
+        transfer.given_bytes += chunk.size_bytes
+
+
 class TransferSchedule:
     """See the module's docstring. Every report is checked; one that no longer matters is ignored."""
 
     def __init__(self, *, memory_bytes: int, small_bytes: int, large_share: float = 0.125) -> None:
         self._memory_bytes = memory_bytes
         self._small_bytes = small_bytes
-        self._large_per_small = large_share / (1 - large_share)
         self._transfers: dict[str, _Transfer] = {}
         self._chunks: dict[ChunkId, _Chunk] = {}
         self._orders = 0
-        self._large_credit_bytes = 0.0
-        self._level_bytes = {False: 0, True: 0}
+        self._turns = [_Turns(large_share / (1 - large_share)) for _ in PRIORITIES]
         self.receiving_bytes = 0
         self.held_bytes = 0
         """Bytes being received or written."""
 
-    def open(self, transfer_id: str, chunks: Sequence[ChunkId], present: Collection[ChunkId] = ()) -> None:
+    def open(
+        self,
+        transfer_id: str,
+        chunks: Sequence[ChunkId],
+        present: Collection[ChunkId] = (),
+        priority: TransferPriority = "waiting",
+    ) -> None:
         """Start a transfer of ``chunks``; the receiving store holds ``present``. Raises ValueError on reuse."""
         if transfer_id in self._transfers:
             raise ValueError(f"transfer {transfer_id} exists")
         unique = list(dict.fromkeys(chunks))
         done = bytearray(chunk in present for chunk in unique)
         held = sum(done)
-        transfer = _Transfer(transfer_id, unique, done, held, self._orders, len(unique) - held)
+        rank = PRIORITIES.index(priority)
+        transfer = _Transfer(transfer_id, unique, done, held, self._orders, rank, len(unique) - held)
         self._orders += 1
         self._transfers[transfer_id] = transfer
         self._want(transfer, [index for index, is_done in enumerate(done) if not is_done])
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """Give a transfer another class, in which it is level with the others; nothing when it is not open."""
+        transfer, rank = self._transfers.get(transfer_id), PRIORITIES.index(priority)
+        if transfer is not None and transfer.rank != rank:
+            transfer.rank = rank
+            transfer.given_bytes = 0
 
     def demand(self, transfer_id: str, chunks: Iterable[ChunkId]) -> None:
         """Want ``chunks`` again: they were done or present, and the receiving store has lost them."""
@@ -132,11 +186,14 @@ class TransferSchedule:
         chunk = self._chunks.get(chunk_id)
         return list(chunk.wanters) if chunk is not None else []
 
-    @property
-    def queued_bytes(self) -> int:
+    def queued_by_class(self) -> dict[TransferPriority, int]:
         """Bytes that the open transfers still wait for; chunks of unknown size count as the latest known size."""
-        known = [chunk.size_bytes for chunk in self._chunks.values() if chunk.size_bytes]
-        return sum(known) + (len(self._chunks) - len(known)) * (known[-1] if known else 0)
+        latest = next((chunk.size_bytes for chunk in reversed(self._chunks.values()) if chunk.size_bytes), 0)
+        queued = dict.fromkeys(PRIORITIES, 0)
+        for chunk in self._chunks.values():
+            rank = min(self._transfers[transfer_id].rank for transfer_id in chunk.wanters)
+            queued[PRIORITIES[rank]] += chunk.size_bytes or latest
+        return queued
 
     def probes(self) -> list[ChunkId]:
         """Chunks to ask the sending store for, each once."""
@@ -172,29 +229,16 @@ class TransferSchedule:
 
     def next_fetch(self, window_bytes: int) -> ChunkFetch | None:
         """Choose what crosses next, and count it as under way; None when nothing may start."""
-        heads: dict[bool, tuple[_Transfer, _Chunk]] = {}
-        for transfer in self._transfers.values():
-            chunk = self._head(transfer)
-            if chunk is None:
-                continue
-            large = self._class_of(transfer, chunk)
-            # Who could not use its turns does not save them up.
-            transfer.given_bytes = max(transfer.given_bytes, self._level_bytes[large])
-            best = heads.get(large)
-            if best is None or (transfer.given_bytes, transfer.order) < (best[0].given_bytes, best[0].order):
-                heads[large] = (transfer, chunk)
+        heads = self._heads()
         if not heads:
             return None
-        large = True in heads and (False not in heads or self._large_credit_bytes >= heads[True][1].size_bytes)
-        transfer, chunk = heads[large]
+        larges = {rank: self._turns[rank].choose(heads[rank]) for rank in heads}
+        rank = self._next_rank({rank: heads[rank][larges[rank]][1] for rank in sorted(heads)})
+        transfer, chunk = heads[rank][larges[rank]]
         if not self._fits(chunk.size_bytes, window_bytes):
             return None
-        if len(heads) == 2:
-            self._large_credit_bytes += -chunk.size_bytes if large else chunk.size_bytes * self._large_per_small
-        elif large:
-            self._large_credit_bytes = 0.0
-        self._level_bytes[large] = transfer.given_bytes
-        transfer.given_bytes += chunk.size_bytes
+        self._settle(rank, chunk.size_bytes, heads.keys())
+        self._turns[rank].give(heads[rank], larges[rank])
         chunk.state = _State.RECEIVING
         chunk.fetch = ChunkFetch(chunk.id, chunk.size_bytes, transfer.id)
         self.receiving_bytes += chunk.size_bytes
@@ -261,7 +305,40 @@ class TransferSchedule:
             transfer.cursor += 1
         return None
 
-    def _class_of(self, transfer: _Transfer, head: _Chunk) -> bool:
+    def _heads(self) -> dict[int, _Heads]:
+        """What might start next in each class that has something to start."""
+        heads: dict[int, _Heads] = {}
+        for transfer in self._transfers.values():
+            chunk = self._head(transfer)
+            if chunk is None:
+                continue
+            large = self._is_large(transfer, chunk)
+            # Who could not use its turns does not save them up.
+            transfer.given_bytes = max(transfer.given_bytes, self._turns[transfer.rank].level_bytes[large])
+            of_class = heads.setdefault(transfer.rank, {})
+            best = of_class.get(large)
+            if best is None or (transfer.given_bytes, transfer.order) < (best[0].given_bytes, best[0].order):
+                of_class[large] = (transfer, chunk)
+        return heads
+
+    def _next_rank(self, chunks: dict[int, _Chunk]) -> int:
+        """The class whose turn it is, of those with a chunk to start, the highest first."""
+        first, *lower = chunks
+        due = (rank for rank in lower if self._turns[rank].passed_bytes >= (ONE_IN - 1) * chunks[rank].size_bytes)
+        return next(due, first)
+
+    def _settle(self, rank: int, size_bytes: int, ready: Collection[int]) -> None:
+        """Note that so many bytes go to a class, of those that have a chunk to start."""
+        best = min(ready)
+        for other, turns in enumerate(self._turns):
+            if other == best or other not in ready:
+                turns.passed_bytes = 0
+            elif other == rank:
+                turns.passed_bytes -= (ONE_IN - 1) * size_bytes
+            elif other > rank:
+                turns.passed_bytes += size_bytes
+
+    def _is_large(self, transfer: _Transfer, head: _Chunk) -> bool:
         """Whether ``transfer`` is large: decided once, when the size of its chunks is first known."""
         if transfer.large is None:
             transfer.large = transfer.missing * head.size_bytes > self._small_bytes

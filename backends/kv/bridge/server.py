@@ -1,7 +1,8 @@
 """The bridge's HTTP API.
 
 ``POST /v1/transfers`` streams a transfer's progress as lines of JSON; a client that goes away stops its transfer.
-``DELETE /v1/transfers/{id}`` stops one, ``GET /v1/transfers`` lists them, ``GET /v1/link`` tells the link's state.
+``PATCH /v1/transfers/{id}`` gives one another priority class, ``DELETE`` stops it, ``GET /v1/transfers`` lists them,
+``GET /v1/link`` tells the link's state.
 """
 
 import asyncio
@@ -18,10 +19,18 @@ from backends.kv.bridge.keys import DIALECTS, KeyRequest, KeysRefused
 from backends.kv.bridge.metrics import BridgeMetrics
 from backends.kv.bridge.mover import Mover, TooManyTransfers, TransferExists
 from backends.kv.bridge.transfer import BridgeTransfer
-from backends.kv.bridge.types import MAX_BODY_BYTES, ChunkId, TransferItem, TransferLine, TransferOrder
+from backends.kv.bridge.types import (
+    MAX_BODY_BYTES,
+    ChunkId,
+    TransferChange,
+    TransferItem,
+    TransferLine,
+    TransferOrder,
+)
 from backends.types import LinkState
 
 _OPEN_TRANSFER = msgspec.json.Decoder(TransferOrder)
+_CHANGE_TRANSFER = msgspec.json.Decoder(TransferChange)
 
 
 class _BodyTooLarge(Exception):
@@ -34,6 +43,7 @@ def make_app(mover: Mover) -> Starlette:
     return Starlette(
         routes=[
             Route("/v1/transfers", _Transfers(mover), methods=["POST", "GET"]),
+            Route("/v1/transfers/{transfer_id:path}", api.change, methods=["PATCH"]),
             Route("/v1/transfers/{transfer_id:path}", api.delete, methods=["DELETE"]),
             Route("/v1/link", api.link),
             Route("/health", api.health),
@@ -49,21 +59,30 @@ class _Api:
         self._mover = mover
         self._metrics = BridgeMetrics(mover)
 
+    async def change(self, request: Request) -> Response:
+        try:
+            change = _CHANGE_TRANSFER.decode(await _read_body(request.receive))
+        except _BodyTooLarge:
+            return _too_large()
+        except msgspec.DecodeError as error:
+            return _error(400, str(error))
+        return _done(self._mover.prioritise(request.path_params["transfer_id"], change.priority))
+
     async def delete(self, request: Request) -> Response:
-        if self._mover.close(request.path_params["transfer_id"]):
-            return Response(status_code=204)
-        return _error(404, "no such transfer")
+        return _done(self._mover.close(request.path_params["transfer_id"]))
 
     async def link(self, request: Request) -> Response:
-        mover = self._mover
+        mover, queued_bytes = self._mover, self._mover.schedule.queued_by_class()
         return _json(
             LinkState(
                 rate_bytes_per_s=mover.pace.rate_bytes_per_s,
-                queued_bytes=mover.schedule.queued_bytes,
+                queued_bytes=sum(queued_bytes.values()),
                 rtt_s=mover.pace.rtt_s,
                 up=mover.link_up,
                 wan_bytes_total=mover.pace.arrived_bytes,
                 open_transfers=len(mover.transfers),
+                queued_later_bytes=queued_bytes["later"],
+                later_transfers=sum(transfer.priority == "later" for transfer in mover.transfers.values()),
             )
         )
 
@@ -96,18 +115,19 @@ class _Transfers:
             self._mover.release(opened)
 
     def _list(self) -> Response:
-        return _json([TransferItem(transfer.id, _line(transfer)) for transfer in self._mover.transfers.values()])
+        transfers = self._mover.transfers.values()
+        return _json([TransferItem(transfer.id, _line(transfer), transfer.priority) for transfer in transfers])
 
     async def _open(self, receive: Receive) -> BridgeTransfer | Response:
         try:
             wanted = _OPEN_TRANSFER.decode(await _read_body(receive))
             chunks = _chunks(wanted)
         except _BodyTooLarge:
-            return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+            return _too_large()
         except (msgspec.DecodeError, KeysRefused) as error:
             return _error(400, str(error))
         try:
-            return self._mover.open(wanted.transfer_id, chunks, wanted.deadline_s)
+            return self._mover.open(wanted.transfer_id, chunks, wanted.deadline_s, wanted.priority)
         except TransferExists:
             return _error(409, "the transfer id is in use")
         except TooManyTransfers:
@@ -175,6 +195,14 @@ def _line(transfer: BridgeTransfer) -> TransferLine:
 
 def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")
+
+
+def _done(found: bool) -> Response:
+    return Response(status_code=204) if found else _error(404, "no such transfer")
+
+
+def _too_large() -> Response:
+    return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
 
 
 def _error(status: int, message: str) -> Response:

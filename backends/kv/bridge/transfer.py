@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from backends.kv.bridge.types import ChunkId, TransferStanding
+from backends.types import TransferPriority
 
 BridgeTransferState = Literal["opening", "open", "moving", "complete", "failed"]
 
@@ -18,6 +19,7 @@ class BridgeTransfer:
     id: str
     chunks: list[ChunkId]
     standing: TransferStanding
+    priority: TransferPriority = "waiting"
     state: BridgeTransferState = "opening"
     error: str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)

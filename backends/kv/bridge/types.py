@@ -5,6 +5,8 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
+from backends.types import TransferPriority
+
 
 class ChunkId(NamedTuple):
     """A chunk: the dialect that its store keys are spelled in, and its base key."""
@@ -87,6 +89,13 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dtype: str = "float32"
     world_size: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
+    priority: TransferPriority = "waiting"
+
+
+class TransferChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``PATCH /v1/transfers/{id}``: who waits for the transfer from now on."""
+
+    priority: TransferPriority
 
 
 class TransferLine(msgspec.Struct, frozen=True):
@@ -105,3 +114,4 @@ class TransferItem(msgspec.Struct, frozen=True):
 
     transfer_id: str
     progress: TransferLine
+    priority: TransferPriority

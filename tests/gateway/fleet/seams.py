@@ -12,6 +12,7 @@ from backends.types import (
     LegRequest,
     LinkState,
     PathTraits,
+    TransferPriority,
     TransferProgress,
     TransferRequest,
 )
@@ -106,6 +107,9 @@ class ScriptedPath:
         """Move nothing."""
         for progress in _NO_PROGRESS:
             yield progress
+
+    def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
+        """Change nothing: there is nothing to order."""
 
     async def aclose(self) -> None:
         """Note that it was closed."""

@@ -43,6 +43,13 @@ async def test_measurements_are_seen() -> None:
     assert path.is_closed
 
 
+async def test_what_is_for_later_is_not_ahead_of_anybody() -> None:
+    """Transfers that let new ones go first count neither with their bytes nor with their number."""
+    path = ScriptedPath(msgspec.structs.replace(MEASURED, queued_later_bytes=900, later_transfers=1))
+    async with run_links(build_link(path)) as links:
+        assert links.views() == {("a", "b"): LinkView("a", "b", 5e6, 100, 0.03, True, 1)}
+
+
 async def test_what_a_path_cannot_do_is_seen() -> None:
     """Policies see what the link's path can and cannot do, measured or not."""
     blind = PathTraits(can_stop=False, reports_progress=False, overlaps_prefill=False)

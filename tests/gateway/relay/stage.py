@@ -14,7 +14,7 @@ from gateway.fleet.health import HealthWatch
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
-from gateway.relay.align import Aligner
+from gateway.relay.align import Aligner, DropReason
 from gateway.relay.answer import RelayAnswer
 from gateway.relay.router import Router
 from gateway.relay.types import Finish, GenerationRequest, Tokens
@@ -53,14 +53,19 @@ class Stage:
     aligner: Aligner
     index: KnownIndex
     pools: Pools
+    dropped: list[DropReason]
+    """Why the aligner dropped what it dropped."""
     _numbers: list[int] = field(default_factory=lambda: [0])
+
+    def request(self, **changes: Any) -> GenerationRequest:
+        """A new request for an answer to PROMPT."""
+        self._numbers[0] += 1
+        fields: dict[str, Any] = {"max_tokens": 40, "eos_token_ids": frozenset({2})}
+        return GenerationRequest(f"r{self._numbers[0]}", MODEL, PROMPT, **(fields | changes))
 
     def ask(self, **changes: Any) -> RelayAnswer:
         """Start an answer to PROMPT."""
-        self._numbers[0] += 1
-        fields: dict[str, Any] = {"max_tokens": 40, "eos_token_ids": frozenset({2})}
-        request = GenerationRequest(f"r{self._numbers[0]}", MODEL, PROMPT, **(fields | changes))
-        return self.service.generate(request)
+        return self.service.generate(self.request(**changes))
 
     async def quiet(self) -> None:
         """Wait until no engine and no transfer is busy."""
@@ -92,7 +97,8 @@ async def open_stage(
         links = Links({("a", "b"): Link("a", "b", path, "lmcache", 16, 1e6, lease_s)}, 60.0)
         await links.start()
         stack.push_async_callback(links.aclose)
-        aligner = Aligner()
+        dropped: list[DropReason] = []
+        aligner = Aligner(dropped.append)
         stack.push_async_callback(aligner.aclose)
         index = KnownIndex(dict.fromkeys(ids, 0) if hits is None else hits)
         pools = Pools(instances, loop.time)
@@ -109,7 +115,7 @@ async def open_stage(
             metrics=Metrics(),
             rng=random.Random(1),
         )
-        yield Stage(service, engines, path, aligner, index, pools)
+        yield Stage(service, engines, path, aligner, index, pools, dropped)
 
 
 def _instance(id_: str, engine: FakeEngine) -> Instance:

@@ -85,6 +85,7 @@ async def test_answer_that_rld_ends_brings_md_into_line() -> None:
         assert not stage.engines["md1"].calls
         transfer = await stage.path.opened()
         assert transfer.state == "running"
+        assert transfer.priorities == ["relay", "later"]
         transfer.complete()
         call = await stage.engines["md1"].calls_made()
         assert call.prompt == PROMPT + unsplit(10) and call.body["max_tokens"] == 1
@@ -137,6 +138,7 @@ async def test_dead_rld_without_another_waits_for_the_kv() -> None:
         task = asyncio.create_task(read(stage.ask()))
         await stage.engines["rld1"].calls_made(1)
         transfer = await stage.path.opened()
+        await stage.path.watch.until(lambda: "waiting" in transfer.priorities)
         transfer.complete()
         events = await task
         assert ids_of(events) == unsplit()

@@ -107,6 +107,29 @@ def test_prefill_token_is_shown_and_its_end_starts_the_relay() -> None:
     assert splice.phase is Phase.EAGER
 
 
+def test_who_waits_for_the_kv() -> None:
+    """RLD writes meanwhile; or nobody writes, and the client waits; or nobody needs it just now."""
+    splice = begun()
+    assert splice.kv_priority == "relay"
+    splice.feed(PREFILLED[0])
+    splice.feed(PREFILLED[1])
+    splice.feed(EAGER[2])
+    assert (splice.phase, splice.kv_priority) == (Phase.EAGER, "relay")
+    splice.feed(LegFailed(A))
+    splice.feed(LegUnplaced(B))
+    assert (splice.phase, splice.kv_priority) == (Phase.WAIT, "waiting")
+    splice.feed(KvReady())
+    assert (splice.phase, splice.kv_priority) == (Phase.FINAL, "later")
+
+
+@pytest.mark.parametrize(
+    ("events", "priority"), [((), "waiting"), ((KvFailed(),), "relay"), ((KvFailed(), ClientGone()), "later")]
+)
+def test_who_waits_for_the_kv_of_a_direct_answer(events: tuple[Event, ...], priority: str) -> None:
+    """The client waits, unless the KV was lost, so that RLD will write once P has ended, or the client has gone."""
+    assert begun(replace(TERMS, plan=DIRECT), *events).kv_priority == priority
+
+
 def test_one_shot_seals_everything() -> None:
     """With one-shot, KV ready stops RLD and sends all its tokens in one final extend."""
     splice = begun(replace(TERMS, decide=at_once), *EAGER)

@@ -4,14 +4,17 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import httpx
+import msgspec
 import pytest
 import redis.asyncio
 
 from backends.errors import BackendError, TransferFailed
 from backends.kv.bridge.client import BridgePath
 from backends.kv.bridge.resp import StoreAddress
+from backends.kv.bridge.types import TransferLine
 from backends.transport.wan.link import WanLink
 from backends.transport.wan.route import WanRoute
 from backends.types import TransferProgress, TransferRequest
@@ -100,6 +103,61 @@ async def test_closing_stops_the_traffic() -> None:
             before = region.crossed_chunks()
             await read_all(path, request(1, seed=1, transfer_id="u"))
             assert region.crossed_chunks() - before < 2.2
+
+
+async def test_the_bridge_is_told_who_waits() -> None:
+    """The class goes out with the order, and each later one while it runs; the newest one holds in the end."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        async with open_path(running) as path, httpx.AsyncClient(base_url=running.url) as client:
+
+            async def told(priority: str) -> None:
+                while [item["priority"] for item in (await client.get("/v1/transfers")).json()] != [priority]:
+                    await path.link()
+
+            path.prioritise("t/1", "later")
+            async with aclosing(path.transfer(replace(request(2, transfer_id="t/1"), priority="relay"))) as transfer:
+                opening = asyncio.ensure_future(anext(transfer))
+                await asyncio.sleep(0)
+                path.prioritise("t/1", "waiting")
+                await told("waiting")
+                assert (await opening).state == "open"
+                path.prioritise("t/1", "waiting")
+                path.prioritise("t/1", "relay")
+                path.prioritise("t/1", "later")
+                await told("later")
+                assert (await path.link()).later_transfers == 1
+                await store(region.a, chunks_of(prompt(2)))
+                assert [progress async for progress in transfer][-1].state == "complete"
+            path.prioritise("t/1", "relay")
+
+
+async def test_a_bridge_that_cannot_be_told_keeps_its_class() -> None:
+    """A bridge that hangs up on a change fails neither the transfer nor who asked for it, and the next one goes out."""
+    changes: asyncio.Queue[bytes] = asyncio.Queue()
+    over = asyncio.Event()
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"PATCH"):
+            changes.put_nowait(await reader.readexactly(len(b'{"priority":"later"}')))
+        else:
+            line = msgspec.json.encode(TransferLine("open", 1, 0, 0, 0)) + b"\n"
+            done = msgspec.json.encode(TransferLine("complete", 1, 1, 0, 9)) + b"\n"
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(line + done) + line)
+            await over.wait()
+            writer.write(done)
+        writer.close()
+
+    async with await asyncio.start_server(reply, "127.0.0.1", 0) as server:
+        path = BridgePath(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with asyncio.timeout(PATIENCE_S), aclosing(path.transfer(request(1))) as transfer:
+            await anext(transfer)
+            for priority in ("later", "relay"):
+                path.prioritise("t", priority)
+                assert msgspec.json.decode(await changes.get()) == {"priority": priority}
+            over.set()
+            assert (await anext(transfer)).state == "complete"
+        await path.aclose()
 
 
 async def test_a_killed_bridge_fails_and_its_successor_resumes() -> None:

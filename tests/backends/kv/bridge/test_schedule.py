@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from backends.kv.bridge.schedule import PROBE_WIDTH_CHUNKS, TransferSchedule
+from backends.kv.bridge.schedule import ONE_IN, PRIORITIES, PROBE_WIDTH_CHUNKS, TransferSchedule
 from backends.kv.bridge.types import ChunkFetch, ChunkId
+from backends.types import TransferPriority
 
 SIZE = 100
 ALL = 1 << 40
@@ -33,6 +34,11 @@ def see(schedule: TransferSchedule, chunks: Iterable[ChunkId], size_bytes: int =
     """Let the sending store hold ``chunks``."""
     for chunk in chunks:
         schedule.seen(chunk, size_bytes)
+
+
+def queued_bytes(schedule: TransferSchedule) -> int:
+    """What is queued in all classes."""
+    return sum(schedule.queued_by_class().values())
 
 
 def take(schedule: TransferSchedule, window_bytes: int = ALL) -> ChunkFetch:
@@ -146,6 +152,96 @@ def test_a_held_up_transfer_saves_no_turns() -> None:
     see(schedule, numbered("u", 50))
     keys = order(schedule, 10)
     assert sum(key[0] == "u" for key in keys) <= 6
+
+
+def begin(schedule: TransferSchedule, name: str, count: int, priority: TransferPriority) -> None:
+    """Open a transfer of ``count`` chunks that the sending store holds."""
+    schedule.open(name, numbered(name, count), priority=priority)
+    see(schedule, numbered(name, count))
+
+
+def test_waiting_before_relay_before_later() -> None:
+    """Whoever came first, a higher class goes first, but for each lower one's turn in so many."""
+    schedule = make(small_bytes=0)
+    for name, priority in zip("lrw", reversed(PRIORITIES), strict=True):
+        begin(schedule, name, 3 * ONE_IN, priority)
+    keys = "".join(key[0] for key in order(schedule, 9 * ONE_IN))
+    busy = keys[: keys.rindex("w") + 1]
+    assert busy[: ONE_IN - 1] == "w" * (ONE_IN - 1)
+    assert busy.count("r") == busy.count("l") == 3
+    relaying = keys[len(busy) : keys.rindex("r") + 1]
+    assert relaying.count("l") == pytest.approx(len(relaying) / ONE_IN, abs=1)
+
+
+def test_a_class_that_has_nothing_to_start_saves_no_turns() -> None:
+    """Who waits for the sending store, or could go first, takes nothing from a higher class for that afterwards."""
+    schedule = make(small_bytes=0)
+    begin(schedule, "l", 4 * ONE_IN, "later")
+    order(schedule, 2 * ONE_IN)
+    schedule.open("r", numbered("r", 9), priority="relay")
+    begin(schedule, "w", 4 * ONE_IN, "waiting")
+    order(schedule, 2 * ONE_IN)
+    see(schedule, numbered("r", 9))
+    keys = "".join(key[0] for key in order(schedule, ONE_IN))
+    assert keys.count("r") <= 1 and keys.count("l") <= 2
+
+
+def test_a_lower_class_waits_for_a_large_chunk_of_its_own_in_bytes() -> None:
+    """A lower class's turn is in bytes: one chunk as large as four costs it four turns."""
+    schedule = make(small_bytes=0)
+    begin(schedule, "w", 8 * ONE_IN, "waiting")
+    schedule.open("l", numbered("l", 3), priority="later")
+    see(schedule, numbered("l", 3), 4 * SIZE)
+    keys = "".join(key[0] for key in order(schedule, 8 * ONE_IN))
+    assert [len(run) for run in keys.split("l")[:-1]] == [4 * (ONE_IN - 1)] * 2
+
+
+def test_small_before_large_within_a_class_only() -> None:
+    """A small transfer that nobody waits for does not pass a large one that somebody waits for."""
+    schedule = make(small_bytes=2 * SIZE)
+    begin(schedule, "w", 8, "waiting")
+    begin(schedule, "L", 8, "later")
+    begin(schedule, "s", 2, "later")
+    assert "".join(key[0] for key in order(schedule, 10)) == "w" * 8 + "ss"
+
+
+def test_the_class_may_change_while_chunks_are_under_way() -> None:
+    """A lowered transfer ends the chunk that is under way and starts no other; a raised one goes at once."""
+    schedule = make(small_bytes=0)
+    begin(schedule, "t", 9, "waiting")
+    under_way = take(schedule)
+    begin(schedule, "u", 3, "waiting")
+    schedule.prioritise("t", "later")
+    assert order(schedule, 2) == ["u0", "u1"]
+    assert deliver(schedule, under_way) == ["t"]
+    schedule.prioritise("t", "relay")
+    schedule.prioritise("u", "later")
+    assert order(schedule, 8)[:8] == [f"t{number}" for number in range(1, 9)]
+    schedule.prioritise("nobody", "later")
+
+
+def test_a_changed_transfer_is_level_with_its_new_class() -> None:
+    """What a transfer was given in one class is not held against it, or for it, in another."""
+    schedule = make(small_bytes=0)
+    begin(schedule, "t", 90, "waiting")
+    order(schedule, 30)
+    schedule.prioritise("t", "later")
+    begin(schedule, "u", 90, "later")
+    keys = order(schedule, 20)
+    assert sum(key[0] == "t" for key in keys) == 10
+    begin(schedule, "v", 90, "later")
+    assert 3 <= sum(key[0] == "v" for key in order(schedule, 12)) <= 5
+
+
+def test_a_shared_chunk_counts_for_the_highest_class() -> None:
+    """A chunk that somebody waits for is fetched and queued as such, whoever else wants it."""
+    schedule = make(small_bytes=0)
+    begin(schedule, "l", 4, "later")
+    begin(schedule, "r", 2, "relay")
+    schedule.open("w", numbered("l", 2))
+    assert schedule.queued_by_class() == {"waiting": 2 * SIZE, "relay": 2 * SIZE, "later": 2 * SIZE}
+    assert order(schedule, 6) == ["l0", "l1", "r0", "r1", "l2", "l3"]
+    assert schedule.standing("w").complete and schedule.standing("l").complete
 
 
 def test_bounds_hold() -> None:
@@ -265,12 +361,12 @@ def test_queued_bytes() -> None:
     """The queue counts known sizes, and the unknown at a known one's size."""
     schedule = make()
     schedule.open("t", ids("a", "b", "c"))
-    assert schedule.queued_bytes == 0
+    assert queued_bytes(schedule) == 0
     see(schedule, ids("a"))
-    assert schedule.queued_bytes == 3 * SIZE
+    assert queued_bytes(schedule) == 3 * SIZE
     order(schedule, 1)
     see(schedule, ids("b"))
-    assert schedule.queued_bytes == 2 * SIZE
+    assert queued_bytes(schedule) == 2 * SIZE
 
 
 @settings(deadline=None, max_examples=60)
@@ -294,7 +390,48 @@ def test_everything_is_moved_in_the_end(
         deliver(schedule, fetch)
     assert fetches == sum(lengths)
     assert all(schedule.standing(str(number)).complete for number in range(len(lengths)))
-    assert (schedule.held_bytes, schedule.receiving_bytes, schedule.queued_bytes) == (0, 0, 0)
+    assert (schedule.held_bytes, schedule.receiving_bytes, queued_bytes(schedule)) == (0, 0, 0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.tuples(st.sampled_from(PRIORITIES), st.integers(1, 60)), min_size=1, max_size=8),
+    sizes=st.lists(st.integers(1, 500), min_size=8, max_size=8),
+    small_bytes=st.sampled_from([0, 2000, ALL]),
+)
+def test_higher_classes_first_and_a_bounded_wait_for_lower_ones(
+    lengths: Sequence[tuple[TransferPriority, int]], sizes: Sequence[int], small_bytes: int
+) -> None:
+    """While a class has chunks, those below get a share at most each, and none waits longer than its turn allows."""
+    schedule = make(small_bytes=small_bytes)
+    left = dict.fromkeys(PRIORITIES, 0)
+    classes: dict[str, TransferPriority] = {}
+    for number, ((priority, length), size) in enumerate(zip(lengths, sizes, strict=False)):
+        schedule.open(f"{number}", numbered(f"{number}-", length), priority=priority)
+        see(schedule, numbered(f"{number}-", length), size)
+        left[priority] += length
+        classes[f"{number}"] = priority
+    largest = max(sizes)
+    passed = dict.fromkeys(PRIORITIES, 0)
+    above = dict.fromkeys(PRIORITIES, 0)
+    own = dict.fromkeys(PRIORITIES, 0)
+    while (fetch := schedule.next_fetch(ALL)) is not None:
+        rank = PRIORITIES.index(classes[fetch.transfer_id])
+        best = min(index for index, priority in enumerate(PRIORITIES) if left[priority])
+        for index, priority in enumerate(PRIORITIES):
+            if index > rank and left[priority]:
+                passed[priority] += fetch.size_bytes
+                above[priority] += fetch.size_bytes
+                # its own turn, the chunk that filled it, and one chunk of each other class that is due as well
+                assert passed[priority] <= (ONE_IN - 1) * largest + 3 * largest, "nobody starves"
+        given = PRIORITIES[rank]
+        passed[given] = 0
+        if rank > best:
+            own[given] += fetch.size_bytes
+            assert own[given] * (ONE_IN - 1) <= above[given], "no more than its share while others are busy"
+        left[given] -= 1
+        deliver(schedule, fetch)
+    assert not any(left.values())
 
 
 class AnyCourse(RuleBasedStateMachine):
@@ -309,19 +446,26 @@ class AnyCourse(RuleBasedStateMachine):
         self.done: dict[str, set[ChunkId]] = {}
         self.started: dict[str, list[ChunkId]] = {}
         self.active: dict[ChunkFetch, str] = {}
-        self.moved_bytes = 0
+        self.priority: dict[str, TransferPriority] = {}
 
     @rule(
         name=st.sampled_from("tuvw"),
         chunks=st.lists(st.sampled_from(numbered("c", 9)), unique=True),
         present=st.sets(st.sampled_from(numbered("c", 9))),
+        priority=st.sampled_from(PRIORITIES),
     )
-    def open(self, name: str, chunks: list[ChunkId], present: set[ChunkId]) -> None:
+    def open(self, name: str, chunks: list[ChunkId], present: set[ChunkId], priority: TransferPriority) -> None:
         if name in self.wanted:
             return
-        self.schedule.open(name, chunks, present)
+        self.schedule.open(name, chunks, present, priority)
+        self.priority[name] = priority
         self.wanted[name] = chunks
         self.done[name] = present & set(chunks)
+
+    @rule(name=st.sampled_from("tuvw"), priority=st.sampled_from(PRIORITIES))
+    def prioritise(self, name: str, priority: TransferPriority) -> None:
+        self.schedule.prioritise(name, priority)
+        self.priority[name] = priority
 
     @rule(name=st.sampled_from("tuvw"))
     def close(self, name: str) -> None:
@@ -410,6 +554,16 @@ class AnyCourse(RuleBasedStateMachine):
     def bounds_agree(self) -> None:
         assert self.schedule.held_bytes == SIZE * len(self.active) <= 5 * SIZE
         assert self.schedule.receiving_bytes == SIZE * sum(state == "receiving" for state in self.active.values())
+
+    @invariant()
+    def queues_agree(self) -> None:
+        queued = self.schedule.queued_by_class()
+        missing = {name: set(chunks) - self.done[name] for name, chunks in self.wanted.items()}
+        for priority in PRIORITIES:
+            above = PRIORITIES[: PRIORITIES.index(priority)]
+            of_class = [chunks for name, chunks in missing.items() if self.priority[name] == priority]
+            higher = [chunks for name, chunks in missing.items() if self.priority[name] in above]
+            assert queued[priority] in (0, SIZE * len(set().union(*of_class) - set().union(*higher)))
 
     @invariant()
     def probes_are_wanted_once(self) -> None:

@@ -67,6 +67,7 @@ async def post(regions: Regions, **fields: Any) -> list[dict[str, Any]]:
         ({"deadline_s": 0}, "deadline_s"),
         ({"dialect": "lmcache-mp", "salt": "a/b"}, "salt"),
         ({"surprise": 1}, "surprise"),
+        ({"priority": "urgent"}, "priority"),
     ],
 )
 async def test_refuses_malformed_requests(change: dict[str, Any], words: str) -> None:
@@ -96,6 +97,32 @@ async def test_refuses_an_endless_body() -> None:
         assert (await client.post("/v1/transfers", content=pieces())).status_code == 413
 
 
+@pytest.mark.parametrize("body", [{}, {"priority": "urgent"}, {"priority": "later", "more": 1}, ["later"], None])
+async def test_refuses_malformed_changes(body: Any) -> None:
+    """A change that names no class, or more than that, is refused with 400."""
+    async with idle_bridge() as client:
+        assert (await client.patch("/v1/transfers/t", json=body)).status_code == 400
+        assert (await client.patch("/v1/transfers/t", content=bytes(65 << 20))).status_code == 413
+
+
+async def test_the_class_is_told_and_changed() -> None:
+    """A transfer has the class of its order, or else the highest, until it is given another one."""
+    async with idle_bridge() as client:
+        orders = [{**OPEN, "transfer_id": "a/b", "priority": "relay"}, {**OPEN, "transfer_id": "u"}]
+        running = [asyncio.create_task(client.post("/v1/transfers", json=order)) for order in orders]
+        async with asyncio.timeout(15):
+            while len(listed := (await client.get("/v1/transfers")).json()) < 2:
+                await asyncio.wait(running, timeout=0.01)
+        assert {item["transfer_id"]: item["priority"] for item in listed} == {"a/b": "relay", "u": "waiting"}
+        assert (await client.patch("/v1/transfers/a%2Fb", json={"priority": "later"})).status_code == 204
+        assert (await client.get("/v1/transfers")).json()[0]["priority"] == "later"
+        link = (await client.get("/v1/link")).json()
+        assert (link["open_transfers"], link["later_transfers"]) == (2, 1)
+        for transfer_id in ("a/b", "u"):
+            assert (await client.delete(f"/v1/transfers/{transfer_id}")).status_code == 204
+        await asyncio.gather(*running)
+
+
 async def test_refuses_beyond_its_capacity() -> None:
     """More transfers than allowed get 503."""
     async with idle_bridge(BridgeLimits(transfers=0)) as client:
@@ -108,9 +135,11 @@ async def test_tells_its_state_without_its_stores() -> None:
         assert (await client.get("/health")).json() == {"status": "ok", "link_up": False, "destination_up": False}
         link = (await client.get("/v1/link")).json()
         unknown = {"rate_bytes_per_s": 0, "queued_bytes": 0, "rtt_s": 0, "wan_bytes_total": 0}
-        assert link == unknown | {"up": False, "open_transfers": 0}
+        nothing = {"open_transfers": 0, "queued_later_bytes": 0, "later_transfers": 0}
+        assert link == unknown | {"up": False} | nothing
         assert "pdd_bridge_link_up 0.0" in (await client.get("/metrics")).text
         assert (await client.delete("/v1/transfers/nobody")).status_code == 404
+        assert (await client.patch("/v1/transfers/nobody", json={"priority": "later"})).status_code == 404
         assert (await client.put("/v1/transfers")).status_code == 405
 
 
@@ -144,6 +173,36 @@ async def test_streams_progress() -> None:
         assert 'pdd_bridge_chunks_total{result="present"} 2.0' in metrics
         assert 'pdd_bridge_transfers_total{result="complete"} 1.0' in metrics
         assert all("pdd_bridge_" in line for line in metrics.splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_who_waits_is_not_held_up_by_what_is_for_later() -> None:
+    """Behind five long transfers, two of them lowered while they run, a new one gets the link at once."""
+    async with two_regions(rate_mbit=60) as regions, client_of(regions.mover) as client:
+        for seed in range(6):
+            await store(regions.a, chunks_of(prompt(12, seed)))
+        first = ["relay", "waiting", "later", "later", "later"]
+        others = [
+            asyncio.create_task(post(regions, transfer_id=f"t{seed}", token_ids=prompt(12, seed), priority=priority))
+            for seed, priority in enumerate(first)
+        ]
+        async with asyncio.timeout(15):
+            while sum(item["progress"]["chunks_done"] for item in (await client.get("/v1/transfers")).json()) < 5:
+                await regions.mover.source.round_trip_s()
+        for name in ("t0", "t1"):
+            assert (await client.patch(f"/v1/transfers/{name}", json={"priority": "later"})).status_code == 204
+        before = regions.mover.tally.moved
+        lines = await post(regions, transfer_id="new", token_ids=prompt(12, 5))
+        assert lines[-1]["state"] == "complete"
+        link = (await client.get("/v1/link")).json()
+        assert 0 < link["queued_later_bytes"] == link["queued_bytes"]
+        assert link["open_transfers"] == link["later_transfers"] == 5
+        page = (await client.get("/metrics")).text
+        assert 'pdd_bridge_queued_bytes{priority="waiting"} 0.0' in page
+        # what was on order when it came, its own, and the others' share
+        assert regions.mover.tally.moved - before < 12 + 6
+        assert {(await other)[-1]["state"] for other in others} == {"complete"}
 
 
 @pytest.mark.slow
