@@ -86,6 +86,13 @@ class EngineSettings(Section, frozen=True):
         ),
     ] = None
     kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
+    data_parallel_size: Annotated[
+        Count | None,
+        Meta(
+            description="Its data-parallel ranks behind this URL; null: as many as it tells (vLLM does). Each rank "
+            "publishes at the port of `kv_events` plus its number, and each leg names its rank."
+        ),
+    ] = None
     abort_grace_s: Annotated[
         float,
         Meta(

@@ -18,13 +18,17 @@ MOST_JOBS = 256
 
 @dataclass(frozen=True, slots=True)
 class AlignJob:
-    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer."""
+    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer.
+
+    ``rank``: the one of ``main`` that has the KV, see ``LegRequest.data_parallel_rank``.
+    """
 
     request: GenerationRequest
     log: tuple[int, ...]
     main: Instance
     rules: RelayRules
     transfer: asyncio.Task[bool] | None
+    rank: int | None = None
 
 
 class Aligner:
@@ -65,9 +69,9 @@ class Aligner:
     async def _align(self, job: AlignJob) -> None:
         if job.transfer is not None and not await job.transfer:
             return
-        leg = job.main.fit(build_align_leg(job.request, job.log, job.rules))
+        leg = job.main.fit(build_align_leg(job.request, job.log, job.rules, job.rank))
         try:
-            with job.main.occupied():
+            with job.main.occupied(job.rank):
                 async with aclosing(job.main.engine.generate(leg)) as stream:
                     async for _ in stream:
                         pass

@@ -37,6 +37,7 @@ class KnownIndex:
         token_ids: Sequence[int],
         salt: str | None = None,
         lora: str | None = None,
+        rank: int = 0,
     ) -> None:
         """Remember it for the test."""
         self.routed.append((instance_id, len(token_ids)))
