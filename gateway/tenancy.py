@@ -9,6 +9,7 @@ from gateway.auth.failures import Failures
 from gateway.auth.identify import Identify, KeyCheck, identify_anyone
 from gateway.auth.secrets import Salts, derive, find_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantBook
+from gateway.config.fleet_settings import find_adapters
 from gateway.config.live import LiveDocuments
 from gateway.config.settings import AuthSettings, Settings
 from gateway.index.shared import RedisIndex
@@ -58,7 +59,7 @@ class Tenancy:
         self.access = Access(
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
-            salts=Salts(secret),
+            salts=Salts(secret, find_adapters(settings.models)),
             admission=AdmissionControl(self.limits, self.queues, self.usage, metrics),
             shows_plans=self.book is None,
         )

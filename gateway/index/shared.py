@@ -63,8 +63,11 @@ class LocalIndex:
         """Tell other processes, if there are any, of predicted blocks."""
 
     def _seeds_of(self, model: str) -> Callable[[str | None, str | None], bytes]:
-        """Return the function from LoRA adapter and salt to the seed of ``model``'s chains."""
-        return lambda lora, salt: self._seed(model, lora, salt)
+        """Return the function from LoRA adapter and salt to the seed of ``model``'s chains.
+
+        An adapter that is served as a model of its own is that model: its requests do not name it twice.
+        """
+        return lambda lora, salt: self._seed(model, None if lora == model else lora, salt)
 
     def _stats(self, redis_up: bool) -> IndexStats:
         return IndexStats(self._mirror.stats(), dict(self._counters), redis_up)
