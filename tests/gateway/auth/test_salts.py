@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.kv.bridge.keys import DIALECTS, KeyRequest
 from gateway.auth.secrets import BadSecret, Salts, derive, read_secret
 
 SECRET = b"0123456789abcdef"
@@ -28,6 +29,42 @@ def test_salts_hang_on_the_secret_and_on_nothing_else() -> None:
 def test_without_a_secret_there_is_no_salt() -> None:
     """Open mode has one cache."""
     assert Salts(None).of("a") is None
+
+
+@pytest.mark.parametrize("adapters", [frozenset[str](), frozenset({"law"})])
+def test_salts_of_models_that_are_no_adapters_never_change(adapters: frozenset[str]) -> None:
+    """Known answers: KV that was stored under a tenant's salt is found by every later version."""
+    salts = Salts(SECRET, adapters)
+    own, group = salts.of("a"), salts.of("a", "g")
+    assert own == "267b6e25f605b69c90be6b663e2bfb07c7544f77bc5752c49cc523ec50e6e162"
+    assert group == "dae1a47fc27864c70faf8cdcaca22532be323b8d38ba4274b2eb0f4f1624b77c"
+    assert [salts.of_model(salt, "base") for salt in (own, group, None)] == [own, group, None]
+
+
+@pytest.mark.parametrize("secret", [SECRET, None])
+def test_adapters_have_salts_of_their_own(secret: bytes | None) -> None:
+    """No two models and no two tenants share an adapter's salt, and without a secret there is one as well."""
+    salts = Salts(secret, frozenset({"org/law", "org/code"}))
+    tenants = [salts.of("a"), salts.of("b")] if secret else [None]
+    models = ("org/law", "org/code", "org/base")
+    found = [salts.of_model(tenant, model) for tenant in tenants for model in models]
+    assert len(set(found)) == len(found)
+    assert found == [Salts(secret, frozenset(models[:2])).of_model(*asked) for asked in _pairs(tenants, models)]
+
+
+def test_adapters_salts_can_be_spelled_in_every_store() -> None:
+    """Names with a slash make salts that all dialects of chunk keys take, and keys that differ."""
+    salts = Salts(None, frozenset({"org/law", "org/code"}))
+    for dialect in DIALECTS.values():
+        keys = [
+            set(dialect.spell(KeyRequest("base", range(64), 16, salts.of_model(None, model))))
+            for model in ("org/law", "org/code", "base")
+        ]
+        assert keys[0].isdisjoint(keys[1]) and keys[0].isdisjoint(keys[2]) and keys[1].isdisjoint(keys[2])
+
+
+def _pairs(tenants: list[str | None], models: tuple[str, ...]) -> list[tuple[str | None, str]]:
+    return [(tenant, model) for tenant in tenants for model in models]
 
 
 @given(PARTS, PARTS)
