@@ -7,9 +7,8 @@ from contextlib import AsyncExitStack
 from gateway.api.endpoint import Access
 from gateway.auth.failures import Failures
 from gateway.auth.identify import Identify, KeyCheck, identify_anyone
-from gateway.auth.secrets import Salts, derive, find_secret
+from gateway.auth.secrets import Salts, derive, find_adapters, find_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantBook
-from gateway.config.fleet_settings import find_adapters
 from gateway.config.live import LiveDocuments
 from gateway.config.settings import AuthSettings, Settings
 from gateway.index.shared import RedisIndex

@@ -4,10 +4,13 @@ tenants.
 
 import hmac
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from os.path import normpath
 from pathlib import Path
 
-from gateway.config.fleet_settings import BadSettings
+from gateway.config.fleet_settings import BadSettings, ModelSettings
 from gateway.config.settings import AuthSettings
 
 LEAST_SECRET_BYTES = 16
@@ -57,6 +60,24 @@ def find_secret(auth: AuthSettings) -> bytes | None:
 
 
 MOST_REMEMBERED = 10_000
+
+
+def find_adapters(models: Sequence[ModelSettings]) -> frozenset[str]:
+    """Return the names of the models whose KV no other may read although it could."""
+    bases: Counter[str] = Counter()
+    for model in models:
+        bases.update({f"kv_name {_kv_name(model)}", f"path {normpath(model.path)}"})
+    return frozenset(model.name for model in models if _is_adapter(model, bases))
+
+
+def _is_adapter(model: ModelSettings, bases: Mapping[str, int]) -> bool:
+    if model.adapter != "auto":
+        return model.adapter
+    return max(bases[f"kv_name {_kv_name(model)}"], bases[f"path {normpath(model.path)}"]) > 1
+
+
+def _kv_name(model: ModelSettings) -> str:
+    return model.kv_name or model.name
 
 
 class Salts:

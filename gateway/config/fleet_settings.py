@@ -1,9 +1,6 @@
 """What the configuration says of the fleet: models, engines, links, and servers beside them."""
 
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from os.path import normpath
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -53,24 +50,6 @@ class ModelSettings(Section, frozen=True):
             "the same weights."
         ),
     ] = "auto"
-
-
-def find_adapters(models: Sequence[ModelSettings]) -> frozenset[str]:
-    """Return the names of the models whose KV no other may read although it could."""
-    bases: Counter[str] = Counter()
-    for model in models:
-        bases.update({f"kv_name {_kv_name(model)}", f"path {normpath(model.path)}"})
-    return frozenset(model.name for model in models if _is_adapter(model, bases))
-
-
-def _is_adapter(model: ModelSettings, bases: Mapping[str, int]) -> bool:
-    if model.adapter != "auto":
-        return model.adapter
-    return max(bases[f"kv_name {_kv_name(model)}"], bases[f"path {normpath(model.path)}"]) > 1
-
-
-def _kv_name(model: ModelSettings) -> str:
-    return model.kv_name or model.name
 
 
 class EngineSettings(Section, frozen=True):

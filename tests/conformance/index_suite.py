@@ -419,8 +419,7 @@ class IndexSuite:
         engine = await rig.resources.enter_async_context(run_publisher())
         rig.index.add_instance(CacheSpec("law1", "law", 16, (engine.source,)))
         await engine.wait_for_subscriber()
-        named = {"lora_id": 1, "lora_name": "law"}
-        await engine.publish(stored([1], PROMPT[:16], extra_keys=[["law", "salt"]], **named))
+        await engine.publish(stored([1], PROMPT[:16], lora_id=1, lora_name="law", extra_keys=[["law", "salt"]]))
         await engine.publish(stored([2, 3], PROMPT[:32], extra_keys=[["other-salt"], None]))
 
         def hit(salt: str) -> int:
