@@ -5,7 +5,7 @@ tenants.
 import hmac
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from os.path import normpath
 from pathlib import Path
@@ -63,21 +63,13 @@ MOST_REMEMBERED = 10_000
 
 
 def find_adapters(models: Sequence[ModelSettings]) -> frozenset[str]:
-    """Return the names of the models whose KV no other may read although it could."""
-    bases: Counter[str] = Counter()
-    for model in models:
-        bases.update({f"kv_name {_kv_name(model)}", f"path {normpath(model.path)}"})
-    return frozenset(model.name for model in models if _is_adapter(model, bases))
-
-
-def _is_adapter(model: ModelSettings, bases: Mapping[str, int]) -> bool:
-    if model.adapter != "auto":
-        return model.adapter
-    return max(bases[f"kv_name {_kv_name(model)}"], bases[f"path {normpath(model.path)}"]) > 1
-
-
-def _kv_name(model: ModelSettings) -> str:
-    return model.kv_name or model.name
+    """Return the names of the models whose KV others could read and must not."""
+    names = {model.name: {("kv", model.kv_name or model.name), ("path", normpath(model.path))} for model in models}
+    uses = Counter(name for own in names.values() for name in own)
+    shared = {model for model, own in names.items() if any(uses[name] > 1 for name in own)}
+    return frozenset(
+        model.name for model in models if (model.name in shared if model.adapter == "auto" else model.adapter)
+    )
 
 
 class Salts:

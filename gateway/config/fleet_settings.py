@@ -97,8 +97,9 @@ class EngineSettings(Section, frozen=True):
     data_parallel_size: Annotated[
         Count | None,
         Meta(
-            description="Its data-parallel ranks behind this URL; null: as many as it tells (vLLM does). Each rank "
-            "publishes at the port of `kv_events` plus its number, and each leg names its rank."
+            description="Its data-parallel ranks behind this URL; null: as many as it tells (vLLM does). The first "
+            "publishes at `kv_events`, the others at the ports that follow; each leg names its rank. Only for adapters "
+            "that can name one, as `vllm` can."
         ),
     ] = None
     abort_grace_s: Annotated[

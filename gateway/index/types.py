@@ -36,7 +36,7 @@ class CacheSpec:
             raise ValueError(f"instance {self.id}: dp_size must be at least 1")
 
 
-class CacheHit(msgspec.Struct, frozen=True, gc=False):
+class CacheHit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How much of a prompt one instance has cached, in whole blocks of that instance.
 
     ``tokens`` None: not known (never to be read as 0); ``at_least_tokens`` then tells what is known to be there.
