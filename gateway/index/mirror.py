@@ -142,16 +142,17 @@ class Holding:
 
     def hit(self, backwards: Sequence[int], now: float, prompt_tokens: int) -> CacheHit:
         """Return the hit of a prompt of ``prompt_tokens`` tokens whose keys are ``backwards``, last first."""
+        is_predicted = bool(self.predicted)
+        if is_predicted:
+            for one in self.predicted:
+                one.expire(now)
         ranks = self.predicted or self.ranks
-        for predicted in self.predicted:
-            predicted.expire(now)
-        by_rank: tuple[int, ...] = ()
         if len(ranks) == 1:
             tokens = self._whole_blocks(ranks[0].walk(backwards), prompt_tokens)
-        else:
-            by_rank = tuple([self._whole_blocks(rank.walk(backwards), prompt_tokens) for rank in ranks])
-            tokens = max(by_rank)
-        return CacheHit(tokens if self.known else None, tokens, bool(self.predicted), by_rank)
+            return CacheHit(tokens if self.known else None, tokens, is_predicted)
+        by_rank = tuple([self._whole_blocks(rank.walk(backwards), prompt_tokens) for rank in ranks])
+        tokens = max(by_rank)
+        return CacheHit(tokens if self.known else None, tokens, is_predicted, by_rank)
 
     def _whole_blocks(self, own_blocks: int, prompt_tokens: int) -> int:
         """Round to the instance's blocks; the last token of a prompt is never taken from a cache."""
