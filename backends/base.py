@@ -31,7 +31,8 @@ class Engine(Protocol):
 
         A normal end of the generator means that the engine ended the stream properly; for a prefill leg, that its KV is
         in the region's store. ``aclose()`` before that aborts the leg: the connection is closed before it returns.
-        Raises the errors of ``backends.errors``; never anything of the transport's.
+        Raises the errors of ``backends.errors``; never anything of the transport's. ``leg.data_parallel_rank`` below
+        ``Capabilities.data_parallel_size`` is obeyed; an engine without ranks ignores it.
         """
         ...
 

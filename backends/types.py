@@ -49,6 +49,11 @@ class LegRequest:
     sampling: Sampling = Sampling()
     cache_salt: str | None = None
     priority: int | None = None
+    data_parallel_rank: int | None = None
+    """Which of the engine's data-parallel ranks shall run it, from 0 on; None: the engine chooses.
+
+    A wish: an adapter whose engine cannot be told leaves it out.
+    """
     first_token_timeout_s: float = 600.0
     idle_timeout_s: float = 60.0
     lends_kv: bool = False
@@ -99,17 +104,25 @@ class Capabilities:
     boot_id: str | None = None
     """Changes when the engine process restarts."""
     event_sources: tuple[tuple[str, str | None], ...] = ()
-    """ZMQ endpoints of its KV events and of their replay, one pair for each data-parallel rank."""
+    """ZMQ endpoints of its KV events and of their replay, one pair for each data-parallel rank, in their order."""
+    data_parallel_size: int = 1
+    """Ranks that ``LegRequest.data_parallel_rank`` may name."""
+    first_rank: int = 0
+    """What its KV events call the first of them: above 0 where the deployment's other ranks have APIs of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Load of an engine as its own metrics tell it; ``kv_usage`` in 0..1. ``boot_id``: see ``Capabilities``."""
+    """Load of an engine as its own metrics tell it; ``kv_usage`` in 0..1. ``boot_id``: see ``Capabilities``.
+
+    ``rank_requests``: running and waiting ones of each data-parallel rank; empty where there is one.
+    """
 
     running: int
     waiting: int
     kv_usage: float
     boot_id: str | None = None
+    rank_requests: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +150,7 @@ class TransferRequest:
 
     ``dialect`` names how the store spells chunk keys (``backends.kv.bridge.keys``); ``model`` is the store's name of
     the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
-    paths on which engines fetch it themselves.
+    paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``.
     """
 
     transfer_id: str
@@ -151,6 +164,8 @@ class TransferRequest:
     prefill: str | None = None
     main: str | None = None
     kv_bytes_per_token: int = 0
+    prefill_rank: int | None = None
+    main_rank: int | None = None
     priority: TransferPriority = "waiting"
 
 

@@ -12,7 +12,6 @@ from typing import Self
 from starlette.types import ASGIApp
 
 from backends.engines.external import Provider
-from backends.kv.subscriber import EventSource
 from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import RequestLimits
@@ -21,7 +20,7 @@ from gateway.config.fleet_settings import BadSettings, DiscoverySettings, Engine
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
 from gateway.config.settings import Settings, find_redis
-from gateway.fleet.build import load_models, model_facts
+from gateway.fleet.build import build_cache_spec, load_models, model_facts
 from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
 from gateway.fleet.discovery import PodWatch
 from gateway.fleet.learning import Learning, Sessions
@@ -29,7 +28,7 @@ from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
-from gateway.index.types import CacheSpec, PrefixIndex
+from gateway.index.types import PrefixIndex
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
@@ -43,8 +42,6 @@ from gateway.tenancy import Tenancy, open_index
 
 log = logging.getLogger(__name__)
 
-ASSUMED_BLOCK_TOKENS = 16
-"""Block size of an engine that does not tell its own."""
 PRIVATE_REDIS_BYTES = 512 << 20
 
 
@@ -240,22 +237,7 @@ class Gateway:
 
     def _on_known(self, instance: Instance, settings: EngineSettings) -> None:
         """An engine process has told what it is: follow its cache."""
-        found = instance.capabilities
-        if settings.kv_events == "auto":
-            sources = tuple(EventSource(*pair) for pair in (found.event_sources if found else ()))
-            if not sources:
-                log.warning("%s tells of no KV events: its cache is guessed from routing", instance.spec.id)
-        else:
-            sources = (EventSource(settings.kv_events, settings.kv_replay),) if settings.kv_events else ()
-        self.index.add_instance(
-            CacheSpec(
-                id=instance.spec.id,
-                model=instance.spec.model,
-                block_size_tokens=(found.block_size_tokens if found else None) or ASSUMED_BLOCK_TOKENS,
-                sources=sources,
-                boot_id=found.boot_id if found else None,
-            )
-        )
+        self.index.add_instance(build_cache_spec(instance, settings))
         self.canaries.notice(instance)
 
     def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:

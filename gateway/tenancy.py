@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from gateway.api.endpoint import Access
 from gateway.auth.failures import Failures
 from gateway.auth.identify import Identify, KeyCheck, identify_anyone
-from gateway.auth.secrets import Salts, derive, find_secret
+from gateway.auth.secrets import Salts, derive, find_adapters, find_secret
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, TenantBook
 from gateway.config.live import LiveDocuments
 from gateway.config.settings import AuthSettings, Settings
@@ -58,7 +58,7 @@ class Tenancy:
         self.access = Access(
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
-            salts=Salts(secret),
+            salts=Salts(secret, find_adapters(settings.models)),
             admission=AdmissionControl(self.limits, self.queues, self.usage, metrics),
             shows_plans=self.book is None,
         )

@@ -7,7 +7,7 @@ make one total of them; the best total wins, and ties are broken at random.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from policies.placement_rules import PlacementRules, Weights
+from policies.placement_rules import MainWeights, PlacementRules, PrefillWeights, RelayWeights, Weights
 from policies.plans import Decision, Plan
 from policies.rules import Rules
 from policies.types import Estimate, Facts, InstanceView, LinkView, NoInstance, Placement, Rng, Role, Snapshot
@@ -297,6 +297,27 @@ def place(
     chosen = candidates.views[tied[int(rng.random() * len(tied))]]
     ids = [view.id for view in candidates.views]
     return chosen, Placement(role, chosen.id, ids, totals, signals, rejected)
+
+
+def choose_rank(
+    role: Role, hits: Sequence[int], loads: Sequence[float], prompt_tokens: int, rules: PlacementRules, rng: Rng
+) -> int:
+    """Choose a data-parallel rank of one instance, as ``place`` chooses among instances: by its hit and its queue.
+
+    Ranks are engines of their own but for their address: KV of one is of no use to another.
+    """
+    by_role: dict[Role, PrefillWeights | RelayWeights | MainWeights] = {
+        Role.P: rules.prefill,
+        Role.RLD: rules.relay,
+        Role.MD: rules.main,
+    }
+    weights = by_role[role]
+    candidates = Candidates((), loads, max(1, prompt_tokens), hits)
+    weighted = ((weights.prefix, score_prefix(candidates)), (weights.queue, score_queue(candidates)))
+    totals = [sum([weight * signal[rank] for weight, signal in weighted]) for rank in range(len(hits))]
+    best = max(totals)
+    tied = [rank for rank, total in enumerate(totals) if total == best]
+    return tied[int(rng.random() * len(tied))]
 
 
 # The signals.

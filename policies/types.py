@@ -71,7 +71,9 @@ class Facts:
     tenant: str = "default"
     session: str | None = None
     salted: bool = False
-    """The tenant's KV is nobody else's to use."""
+    """The tenant's or the adapter's KV is nobody else's to use."""
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    """The data-parallel rank that would serve the request, for instances that have several; the hits are theirs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,14 +95,17 @@ _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 def read_samples(text: str, name: str) -> list[float]:
     """Values of all series called ``name``, in order; those that are not finite numbers are left out."""
-    values = []
-    for _, rest in _series(text, name):
-        try:
-            value = float(rest.split()[0])
-        except (ValueError, IndexError):
-            continue
-        if math.isfinite(value):
-            values.append(value)
+    values = (_read_value(rest) for _, rest in _series(text, name))
+    return [value for value in values if value is not None]
+
+
+def read_by_label(text: str, name: str, label: str) -> dict[str, float]:
+    """Values of the series called ``name``, added up by the value of ``label``; see ``read_samples``."""
+    values: dict[str, float] = {}
+    for labels, rest in _series(text, name):
+        mark, value = dict(_LABEL.findall(labels)).get(label), _read_value(rest)
+        if mark is not None and value is not None:
+            values[mark] = values.get(mark, 0.0) + value
     return values
 
 
@@ -113,6 +116,14 @@ def find_label(text: str, name: str, label: str) -> str | None:
             if key == label:
                 return str(value)
     return None
+
+
+def _read_value(rest: str) -> float | None:
+    try:
+        value = float(rest.split()[0])
+    except (ValueError, IndexError):
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _series(text: str, name: str) -> list[tuple[str, str]]:

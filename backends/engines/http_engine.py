@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import email.utils
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from backends.engines.dialect import refusal
@@ -15,6 +16,7 @@ from backends.types import LegChunk, LegRequest
 
 MAX_REFUSAL_BYTES = 1024 * 1024
 MAX_RETRY_AFTER_S = 3600.0
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class Decoder(Protocol):
@@ -28,22 +30,33 @@ class Decoder(Protocol):
         ...
 
 
-async def post_leg(origin: HttpOrigin, path: str, body: bytes, leg: LegRequest) -> Response:
-    """Post a leg and wait for the head of its answer, which the caller closes. Raises what ``HttpOrigin.send`` does."""
+async def post_leg(
+    origin: HttpOrigin, path: str, body: bytes, leg: LegRequest, headers: Mapping[str, str] = NO_HEADERS
+) -> Response:
+    """Post a leg and wait for the head of its answer, which the caller closes. Raises what ``HttpOrigin.send`` does.
+
+    ``headers``: beside those that every engine gets.
+    """
     return await origin.send(
         "POST",
         path,
         body,
-        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id},
+        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id, **headers},
         head_timeout_s=leg.first_token_timeout_s,
     )
 
 
 async def stream_leg(
-    origin: HttpOrigin, path: str, body: bytes, leg: LegRequest, decoder: Decoder, note_loss: Callable[[], None]
+    origin: HttpOrigin,
+    path: str,
+    body: bytes,
+    leg: LegRequest,
+    decoder: Decoder,
+    note_loss: Callable[[], None],
+    headers: Mapping[str, str] = NO_HEADERS,
 ) -> AsyncGenerator[LegChunk, None]:
     """Post a leg and yield its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
-    response = await post_leg(origin, path, body, leg)
+    response = await post_leg(origin, path, body, leg, headers)
     try:
         await check_stream(response)
         now_s, connection = asyncio.get_running_loop().time, response.connection

@@ -7,14 +7,17 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from backends.engines.dialect import find_label, read_samples
+from backends.engines.dialect import find_label, read_by_label, read_samples
 from backends.engines.http_engine import get, stream_leg
-from backends.engines.vllm_completions import CompletionDecoder, encode_leg
+from backends.engines.vllm_completions import CompletionDecoder, encode_leg, rank_header
 from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leaves_no_default
 from backends.engines.vllm_nixl import lend
 from backends.errors import EngineBroken, EngineUnavailable
 from backends.transport.client import HttpOrigin
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
+
+_RUNNING = "vllm:num_requests_running"
+_WAITING = "vllm:num_requests_waiting"
 
 
 class _Model(msgspec.Struct):
@@ -64,10 +67,12 @@ class VllmEngine:
         """Stream one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
         if leg.lends_kv:
             return lend(self._origin, leg)
-        decoder = CompletionDecoder(leg.sampling.logprobs)
         if self._has_generate and leg.kv_ticket is None and leaves_no_default(leg.sampling):
-            return stream_leg(self._origin, GENERATE_PATH, encode_generate(leg), leg, decoder, self._note_loss)
-        return stream_leg(self._origin, "/v1/completions", encode_leg(leg), leg, decoder, self._note_loss)
+            path, body = GENERATE_PATH, encode_generate(leg)
+        else:
+            path, body = "/v1/completions", encode_leg(leg)
+        decoder = CompletionDecoder(leg.sampling.logprobs)
+        return stream_leg(self._origin, path, body, leg, decoder, self._note_loss, rank_header(leg))
 
     async def probe(self) -> Capabilities:
         """Ask for models, health, metrics, event sources and the token endpoint, see ``Engine.probe``.
@@ -88,24 +93,31 @@ class VllmEngine:
         if boot_id != self._boot_id:
             self._boot_id, self._loses_ids = boot_id, False
         self._has_generate = await self._knows(GENERATE_PATH)
+        sources = await self._find_event_sources()
+        ranks = list(sources) or list(_read_ranks(metrics, _RUNNING))  # one without events has metrics of each rank
         return Capabilities(
             models=tuple(model.id for model in models),
             max_model_len=min(lengths, default=None),
             block_size_tokens=int(block_size) if block_size and block_size.isdecimal() else None,
             streams_token_ids=not self._loses_ids,
             boot_id=boot_id,
-            event_sources=await self._find_event_sources(),
+            event_sources=tuple(sources.values()),
+            data_parallel_size=max(1, len(ranks)),
+            first_rank=ranks[0] if ranks else 0,
         )
 
     async def load(self) -> EngineLoad:
         """Read the load from ``/metrics``; several data-parallel ranks add up, the fullest tells the KV use."""
         metrics = (await self._get("/metrics")).decode(errors="replace")
-        running = read_samples(metrics, "vllm:num_requests_running")
-        waiting = read_samples(metrics, "vllm:num_requests_waiting")
+        running = read_samples(metrics, _RUNNING)
+        waiting = read_samples(metrics, _WAITING)
         usage = read_samples(metrics, "vllm:kv_cache_usage_perc")
         if not (running and waiting and usage):
             raise EngineBroken("/metrics does not tell the load")
-        return EngineLoad(int(sum(running)), int(sum(waiting)), max(usage), _read_boot_id(metrics))
+        by_rank, waiting_by_rank = _read_ranks(metrics, _RUNNING), _read_ranks(metrics, _WAITING)
+        requests = tuple(int(count + waiting_by_rank.get(rank, 0)) for rank, count in by_rank.items())
+        ranks = requests if len(requests) > 1 else ()
+        return EngineLoad(int(sum(running)), int(sum(waiting)), max(usage), _read_boot_id(metrics), ranks)
 
     async def aclose(self) -> None:
         """Close pooled connections."""
@@ -120,17 +132,20 @@ class VllmEngine:
         await response.aclose()
         return response.status == 405
 
-    async def _find_event_sources(self) -> tuple[tuple[str, str | None], ...]:
-        """Read ``/kv_event_sources`` by rank; an endpoint that is bound to all addresses is at this engine's host."""
+    async def _find_event_sources(self) -> dict[int, tuple[str, str | None]]:
+        """Read ``/kv_event_sources`` in the order of ranks, each with its own port.
+
+        An endpoint that is bound to all addresses is at this engine's host.
+        """
         try:
-            ranks = msgspec.json.decode(await self._get("/kv_event_sources"), type=dict[str, _EventConfig])
+            ranks = msgspec.json.decode(await self._get("/kv_event_sources"), type=dict[int, _EventConfig])
         except (EngineBroken, EngineUnavailable, msgspec.DecodeError):
-            return ()
-        return tuple(
-            (self._reachable(found.endpoint), found.replay_endpoint and self._reachable(found.replay_endpoint))
-            for _, found in sorted(ranks.items())
+            return {}
+        return {
+            rank: (self._reachable(found.endpoint), found.replay_endpoint and self._reachable(found.replay_endpoint))
+            for rank, found in sorted(ranks.items())
             if found.enable_kv_cache_events and found.publisher == "zmq"
-        )
+        }
 
     def _reachable(self, endpoint: str) -> str:
         host = f"[{self._host}]" if ":" in self._host else self._host
@@ -140,6 +155,12 @@ class VllmEngine:
 
     async def _get(self, path: str) -> bytes:
         return await get(self._origin, path, self._control_timeout_s)
+
+
+def _read_ranks(metrics: str, name: str) -> dict[int, float]:
+    """Values of a metric by data-parallel rank, which vLLM calls ``engine``, in the order of ranks."""
+    found = read_by_label(metrics, name, "engine")
+    return dict(sorted((int(rank), value) for rank, value in found.items() if rank.isdecimal()))
 
 
 def _read_boot_id(metrics: str) -> str | None:

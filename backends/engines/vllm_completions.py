@@ -61,6 +61,11 @@ def leg_fields(leg: LegRequest) -> dict[str, Any]:
     return body | encode_sampling(sampling)
 
 
+def rank_header(leg: LegRequest) -> dict[str, str]:
+    """The header that names the data-parallel rank, which both of vLLM's endpoints read; none: vLLM chooses."""
+    return {} if leg.data_parallel_rank is None else {"X-data-parallel-rank": str(leg.data_parallel_rank)}
+
+
 def encode_sampling(sampling: Sampling) -> dict[str, Any]:
     """Return the fields that have a place of their own."""
     fields = {name: value for name in _PLAIN_SAMPLING if (value := getattr(sampling, name)) is not None}

@@ -12,7 +12,7 @@ import orjson
 
 from backends.engines.dialect import refusal
 from backends.engines.http_engine import MAX_REFUSAL_BYTES, post_leg, retry_after_s
-from backends.engines.vllm_completions import leg_fields
+from backends.engines.vllm_completions import leg_fields, rank_header
 from backends.errors import EngineBroken, EngineFailed
 from backends.transport.client import HttpOrigin
 from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage
@@ -51,7 +51,7 @@ class _Whole(msgspec.Struct):
 
 async def lend(origin: HttpOrigin, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
     """Run the leg, see ``Engine.generate``: one chunk, at its end."""
-    response = await post_leg(origin, "/v1/completions", encode_lending(leg), leg)
+    response = await post_leg(origin, "/v1/completions", encode_lending(leg), leg, rank_header(leg))
     try:
         body = await response.body(MAX_REFUSAL_BYTES)
     finally:

@@ -64,7 +64,7 @@ class EnginePull:
         await self._warm(request, None)
 
     async def _warm(self, request: TransferRequest, ticket: Mapping[str, Any] | None) -> None:
-        await self._run(request.main, _leg(request, "warm", kv_ticket=ticket))
+        await self._run(request.main, _leg(request, "warm", data_parallel_rank=request.main_rank, kv_ticket=ticket))
 
     async def _run(self, engine_id: str | None, leg: LegRequest) -> Mapping[str, Any] | None:
         """Run a leg to its end; the ticket that it brought. Raises BackendError."""
@@ -87,7 +87,8 @@ class NixlPull(EnginePull):
     traits = PathTraits(can_stop=False, reports_progress=False, overlaps_prefill=False, lends=True)
 
     async def _fetch(self, request: TransferRequest) -> None:
-        ticket = await self._run(request.prefill, _leg(request, "lend", lends_kv=True))
+        lending = _leg(request, "lend", data_parallel_rank=request.prefill_rank, lends_kv=True)
+        ticket = await self._run(request.prefill, lending)
         if ticket is None:
             raise TransferFailed("P lends no KV: it runs without a NixlConnector")
         await self._warm(request, ticket)

@@ -4,7 +4,7 @@ A message has three frames: topic, 8-byte big-endian sequence number, payload (s
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
@@ -42,6 +42,11 @@ class EventSource:
     replay_endpoint: str | None = None
     topic: str = ""
     bind: bool = False
+
+    def of_rank(self, rank: int) -> "EventSource":
+        """Where another data-parallel rank publishes, if this is where rank 0 does: vLLM counts the ports up."""
+        replay_endpoint = self.replay_endpoint and _offset(self.replay_endpoint, rank)
+        return replace(self, endpoint=_offset(self.endpoint, rank), replay_endpoint=replay_endpoint)
 
 
 class EventSubscriber:
@@ -113,6 +118,16 @@ class EventSubscriber:
             raise ReplayUnavailable("no answer")
         finally:
             socket.close(linger=0)
+
+
+def _offset(endpoint: str, rank: int) -> str:
+    """As vLLM's ``ZmqEventPublisher.offset_endpoint_port`` does it."""
+    address, _, port = endpoint.rpartition(":")
+    if rank == 0:
+        return endpoint
+    if endpoint.startswith("tcp://") and port.isdecimal():
+        return f"{address}:{int(port) + rank}"
+    return f"{endpoint}_dp{rank}"
 
 
 def _set_limits(socket: Socket) -> None:

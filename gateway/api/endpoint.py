@@ -76,6 +76,7 @@ class Access:
             tenant=tenant,
             rules=rules,
             cache_salt=self.salts.of(tenant, rules.cache.group),
+            salts=self.salts,
             priority=RANKS[rules.priority],
             debug=debug,
             traced=debug and headers.get("x-pdd-trace") == "1",

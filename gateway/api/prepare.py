@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from backends.types import Sampling
 from gateway.api.fields import THINKING_BUDGET_FIELDS, is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
+from gateway.auth.secrets import NO_SALTS, Salts
 from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
@@ -25,17 +26,22 @@ MOST_CHOICES = 128
 class Caller:
     """Who asks, under which rules, and what the request's headers say.
 
-    ``cache_salt``: see ``gateway.auth.secrets``. ``priority``: the smallest goes first.
+    ``cache_salt``: the tenant's, see ``gateway.auth.secrets``. ``priority``: the smallest goes first.
     """
 
     tenant: str
     rules: Rules = field(default_factory=Rules)
     cache_salt: str | None = None
+    salts: Salts = NO_SALTS
     priority: int | None = None
     debug: bool = False
     """Whether the answer may tell how it was made."""
     traced: bool = False
     output_hint_tokens: int | None = None
+
+    def salt_of(self, model: str) -> str | None:
+        """The salt of requests to a model."""
+        return self.salts.of_model(self.cache_salt, model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +138,7 @@ def prepare_request(
             sampling=seed_choice(sampling, index % n),
             eos_token_ids=model.eos_token_ids,
             tenant=caller.tenant,
-            cache_salt=caller.cache_salt,
+            cache_salt=caller.salt_of(model.name),
             priority=caller.priority,
             rules=caller.rules,
             session=fields.prompt_cache_key,

@@ -4,10 +4,13 @@ tenants.
 
 import hmac
 import os
+from collections import Counter
+from collections.abc import Sequence
 from functools import lru_cache
+from os.path import normpath
 from pathlib import Path
 
-from gateway.config.fleet_settings import BadSettings
+from gateway.config.fleet_settings import BadSettings, ModelSettings
 from gateway.config.settings import AuthSettings
 
 LEAST_SECRET_BYTES = 16
@@ -59,23 +62,47 @@ def find_secret(auth: AuthSettings) -> bytes | None:
 MOST_REMEMBERED = 10_000
 
 
+def find_adapters(models: Sequence[ModelSettings]) -> frozenset[str]:
+    """Return the names of the models whose KV others could read and must not."""
+    names = {model.name: {("kv", model.kv_name or model.name), ("path", normpath(model.path))} for model in models}
+    uses = Counter(name for own in names.values() for name in own)
+    shared = {model for model, own in names.items() if any(uses[name] > 1 for name in own)}
+    return frozenset(
+        model.name for model in models if (model.name in shared if model.adapter == "auto" else model.adapter)
+    )
+
+
 class Salts:
     """Makes the salts that keep tenants' caches apart; without a secret there are none, and all share one cache.
 
     A salt hangs on the tenant's id or on its group, never on a key or on what a client sends, so it outlives keys. It
     is the same in every leg, in the index and in every transfer of a request.
+    ``adapters``: models that have salts of their own, also without a secret: LMCache's keys do not name LoRA adapters.
     """
 
-    def __init__(self, secret: bytes | None) -> None:
+    def __init__(self, secret: bytes | None, adapters: frozenset[str] = frozenset()) -> None:
         self._secret = secret
+        self._adapters = adapters
         self._derive = lru_cache(MOST_REMEMBERED)(self._make)
+        self._derive_adapters = lru_cache(MOST_REMEMBERED)(self._make_adapters)
 
     def of(self, tenant: str, group: str | None = None) -> str | None:
         """Return the salt of a tenant, or of the group with which it shares a cache."""
         return self._derive(tenant, group)
+
+    def of_model(self, salt: str | None, model: str) -> str | None:
+        """Return the salt of a tenant's requests to a model, given the tenant's own."""
+        return self._derive_adapters(salt, model) if model in self._adapters else salt
+
+    def _make_adapters(self, salt: str | None, model: str) -> str:
+        # A hash also where it keeps no secret: stores take no salt with the slash that names of models may have.
+        return derive(self._secret or b"", "adapter-salt", *([] if salt is None else [salt]), model)
 
     def _make(self, tenant: str, group: str | None) -> str | None:
         if self._secret is None:
             return None
         kind, name = ("tenant", tenant) if group is None else ("group", group)
         return derive(self._secret, "cache-salt", kind, name)
+
+
+NO_SALTS = Salts(None)

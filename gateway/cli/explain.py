@@ -100,7 +100,8 @@ def describe(explained: dict[str, Any]) -> Iterator[str]:
     if facts["unsplittable"]:
         yield f"           one engine must answer: {facts['unsplittable']}"
     for name, hit in sorted(facts["hits"].items()):
-        yield f"cached     {name}: {_hit(hit)}"
+        rank = f" rank {facts['ranks'][name]}" if name in facts["ranks"] else ""
+        yield f"cached     {name}{rank}: {_hit(hit)}"
     asked = {one["id"] for score in explained["scores"] for one in score["candidates"]}
     yield from (f"cached     {name}: unknown" for name in sorted(asked - facts["hits"].keys()))
     yield f"estimate   {_estimate(estimate)}"

@@ -42,6 +42,14 @@ class ModelSettings(Section, frozen=True):
         Meta(description="How the model marks its reasoning; null: it stays text."),
     ] = None
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
+    adapter: Annotated[
+        bool | Literal["auto"],
+        Meta(
+            description="Whether its KV is not its namesakes', as with LoRA adapters of one base: its name then goes "
+            "into its cache salts. auto: where another model has its `kv_name` or `path`. false: for a second name of "
+            "the same weights."
+        ),
+    ] = "auto"
 
 
 class EngineSettings(Section, frozen=True):
@@ -86,6 +94,14 @@ class EngineSettings(Section, frozen=True):
         ),
     ] = None
     kv_replay: Annotated[str | None, Meta(description="ZMQ endpoint that replays missed KV events.")] = None
+    data_parallel_size: Annotated[
+        Count | None,
+        Meta(
+            description="Its data-parallel ranks behind this URL; null: as many as it tells (vLLM does). The first "
+            "publishes at `kv_events`, the others at the ports that follow; each leg names its rank. Only for adapters "
+            "that can name one, as `vllm` can."
+        ),
+    ] = None
     abort_grace_s: Annotated[
         float,
         Meta(

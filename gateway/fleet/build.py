@@ -1,5 +1,6 @@
 """Builds models, instances and links from their settings."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,13 +11,20 @@ from backends.kv.bridge.client import BridgePath
 from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
+from backends.kv.subscriber import EventSource
 from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings
 from gateway.config.settings import Settings, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
+from gateway.index.types import CacheSpec
 from gateway.text.model import ModelDirectoryError, ServedModel, load_model
 from policies.types import Role
+
+log = logging.getLogger(__name__)
+
+ASSUMED_BLOCK_TOKENS = 16
+"""Block size of an engine that does not tell its own."""
 
 
 def load_models(settings: Settings) -> dict[str, ServedModel]:
@@ -72,6 +80,7 @@ def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]
         key,
         cost_per_s=engine.price_per_hour / 3600 / engine.max_running,
         takes_priority=engine.priority,
+        data_parallel_size=engine.data_parallel_size,
     )
     try:
         adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
@@ -85,6 +94,30 @@ def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]
             server = cache_servers[engine.cache_server] = CacheServer(engine.cache_server)
         adapter = CacheBoundEngine(adapter, server)
     return Instance(spec, adapter)
+
+
+def build_cache_spec(instance: Instance, engine: EngineSettings) -> CacheSpec:
+    """Say how the cache of an engine that has told what it is can be followed, each of its ranks by itself."""
+    found, size, id_ = instance.capabilities, instance.data_parallel_size, instance.spec.id
+    sources: tuple[EventSource, ...] = ()
+    if engine.kv_events == "auto":
+        sources = tuple(EventSource(*pair) for pair in (found.event_sources if found else ()))
+        if not sources:
+            log.warning("%s tells of no KV events: its cache is guessed from routing", id_)
+        elif len(sources) != size:
+            log.warning("%s tells of %d sources of KV events; data_parallel_size is %d", id_, len(sources), size)
+    elif engine.kv_events is not None:
+        first = EventSource(engine.kv_events, engine.kv_replay)
+        sources = tuple(first.of_rank(rank) for rank in range(size))
+    return CacheSpec(
+        id=id_,
+        model=instance.spec.model,
+        block_size_tokens=(found.block_size_tokens if found else None) or ASSUMED_BLOCK_TOKENS,
+        sources=sources,
+        dp_size=size,
+        boot_id=found.boot_id if found else None,
+        first_rank=found.first_rank if found else 0,
+    )
 
 
 def build_link(link: LinkSettings, pools: Pools) -> Link:

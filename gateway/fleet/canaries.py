@@ -16,7 +16,7 @@ from backends.base import KvPath
 from backends.errors import BackendError
 from backends.types import LegRequest, Sampling, TransferRequest
 from gateway.errors import reason_of
-from gateway.fleet.pools import Instance, InstanceSpec, Pools
+from gateway.fleet.pools import Instance, Pools
 from gateway.tasks import end_task
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel
@@ -63,7 +63,7 @@ async def answers_alike(
     """Say whether a pair gives the ids that P gives alone. Raises BackendError or TimeoutError: nothing was learnt."""
     expected, _ = await _ask(prefill, prompt, ANSWER_TOKENS)
     if crossing is not None:
-        await _move(crossing, prompt, prefill.spec, decode.spec)
+        await _move(crossing, prompt, prefill, decode)
     answer, _ = await _ask(decode, prompt, ANSWER_TOKENS)
     return answer == expected
 
@@ -87,7 +87,14 @@ async def _ask(
     instance: Instance, prompt: Sequence[int], max_tokens: int, salt: str | None = None
 ) -> tuple[list[int], int | None]:
     """Return the ids of a greedy leg, and how many prompt tokens the engine took from a cache."""
-    leg = LegRequest(f"canary-{uuid4().hex}", instance.spec.model, prompt, max_tokens, sampling=_GREEDY)
+    leg = LegRequest(
+        f"canary-{uuid4().hex}",
+        instance.spec.model,
+        prompt,
+        max_tokens,
+        sampling=_GREEDY,
+        data_parallel_rank=_rank_of(instance),
+    )
     ids: list[int] = []
     cached_tokens = None
     async with asyncio.timeout(LEG_TIMEOUT_S):
@@ -100,16 +107,23 @@ async def _ask(
     return ids, cached_tokens
 
 
-async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: InstanceSpec, decode: InstanceSpec) -> None:
+def _rank_of(instance: Instance) -> int | None:
+    """The rank that canaries go to, so that one finds what another left."""
+    return 0 if instance.data_parallel_size > 1 else None
+
+
+async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: Instance, decode: Instance) -> None:
     request = TransferRequest(
         f"canary-{uuid4().hex}",
         crossing.dialect,
         crossing.kv_name,
         prompt,
         crossing.chunk_tokens,
-        served_model=decode.model,
-        prefill=prefill.id,
-        main=decode.id,
+        served_model=decode.spec.model,
+        prefill=prefill.spec.id,
+        main=decode.spec.id,
+        prefill_rank=_rank_of(prefill),
+        main_rank=_rank_of(decode),
     )
     async with asyncio.timeout(LEG_TIMEOUT_S), aclosing(crossing.path.transfer(request)) as progress:
         async for _ in progress:

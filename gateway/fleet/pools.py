@@ -1,5 +1,6 @@
 """Models and engine instances as the gateway knows them: what they are, whether they live, how loaded they are."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,8 @@ class InstanceSpec:
     """The engine's own key, never a client's."""
     cost_per_s: float = 0.0
     takes_priority: bool = False
+    data_parallel_size: int | None = None
+    """Its data-parallel ranks; None: as many as it tells."""
 
 
 @dataclass(slots=True)
@@ -48,6 +51,8 @@ class Instance:
     reachable: bool = False
     last_error: str = "not asked yet"
     in_flight: int = 0
+    rank_legs: Counter[int] = field(default_factory=Counter)
+    """``in_flight`` by data-parallel rank."""
     extending_tokens: int = 0
     """What this process's legs that wait for their first token have it compute."""
     draining: bool = False
@@ -64,14 +69,31 @@ class Instance:
     _view: InstanceView | None = None
 
     @contextmanager
-    def occupied(self) -> Iterator[None]:
-        """Count one leg as running on this instance."""
+    def occupied(self, rank: int | None = None) -> Iterator[None]:
+        """Count one leg as running on this instance, and on a data-parallel rank of it."""
         self.in_flight += 1
+        if rank is not None:
+            self.rank_legs[rank] += 1
         try:
             yield
         finally:
             self.in_flight -= 1
+            if rank is not None:
+                self.rank_legs[rank] -= 1
             self._tell_idle()
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many ranks a leg may be given to; 1: none is named."""
+        told = self.capabilities.data_parallel_size if self.capabilities else 1
+        return self.spec.data_parallel_size or told
+
+    def rank_loads(self) -> list[float]:
+        """Requests in each rank over what it batches at once, as ``InstanceView.load`` has it for all of them."""
+        size = self.data_parallel_size
+        told = self.load.rank_requests if self.load else ()
+        requests = told if len(told) == size else (0,) * size
+        return [max(count, self.rank_legs[rank]) * size / self.spec.max_running for rank, count in enumerate(requests)]
 
     def retire(self, on_idle: Callable[[], object]) -> None:
         """Take no more legs; ``on_idle`` is called once none runs, now or later."""

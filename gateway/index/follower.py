@@ -140,8 +140,9 @@ class Follower:
             if before is None:
                 return
             if not spec.sources:
-                for left_s, block_keys in (await self._store.notes(spec)).items():
-                    self._mirror.predict(spec.id, block_keys, self._now() + left_s)
+                for rank in range(spec.dp_size):
+                    for left_s, block_keys in (await self._store.notes(spec, rank)).items():
+                        self._mirror.predict(spec.id, rank, block_keys, self._now() + left_s)
             ranks = [RankBlocks(await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
             (after,) = await self._store.states([spec])
         if after is not None and after.gen == before.gen and self._specs().get(name_of(spec)) == spec:
@@ -153,7 +154,7 @@ class Follower:
 
     def _apply(self, spec: CacheSpec, entry: StreamEntry) -> None:
         if entry.op == "note":
-            self._mirror.predict(spec.id, entry.delta.held, self._now() + entry.ttl_s)
+            self._mirror.predict(spec.id, entry.rank, entry.delta.held, self._now() + entry.ttl_s)
         position = self._positions.get(entry.name)
         if entry.op == "open" and (position is None or position.gen < entry.gen):
             self._take(

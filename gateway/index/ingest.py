@@ -92,12 +92,16 @@ class CacheSink(Protocol):
 
 
 class _Rank:
-    """One rank's blocks, and where its messages stand. ``complete``: nothing of its history is missing."""
+    """One rank's blocks, and where its messages stand. ``complete``: nothing of its history is missing.
+
+    ``doubt``: whether that still holds is only known with its next message.
+    """
 
     def __init__(self, residency: Residency, now: float, mark: EventMark | None = None, complete: bool = False) -> None:
         self.residency = residency
         self.watermark = Watermark(mark)
         self.complete = complete
+        self.doubt = False
         self.incomplete_since = now
         self.published = self.watermark.last
 
@@ -130,7 +134,6 @@ class Ingester:
         self._times = times
         self._records = records
         self._ranks = [self._new_rank() for _ in range(spec.dp_size)]
-        self._doubt = False
         self._published_known = False
         self._publishing = asyncio.Lock()
 
@@ -144,7 +147,8 @@ class Ingester:
         """Go on where an earlier process stopped; until that is confirmed the instance is in doubt."""
         now = self._now()
         self._ranks = [_Rank(residency, now, mark, known) for residency, mark in zip(residencies, marks, strict=True)]
-        self._doubt = True
+        for rank in self._ranks:
+            rank.doubt = True
         self._published_known = known
 
     def new_residency(self) -> Residency:
@@ -172,14 +176,14 @@ class Ingester:
             while True:
                 await self._publish()
                 await asyncio.sleep(0)  # a busy engine must not keep the loop from everyone else
-                if not await self._take_next(subscriber, self._times.idle_s):
+                if not await self._take_next(subscriber, own_ranks, self._times.idle_s):
                     await self._verify(subscriber, own_ranks)
                     continue
                 deadline = self._now() + _BURST_S
-                while self._now() < deadline and await self._take_next(subscriber, 0.0):
+                while self._now() < deadline and await self._take_next(subscriber, own_ranks, 0.0):
                     pass
 
-    async def _take_next(self, subscriber: EventSubscriber, timeout_s: float) -> bool:
+    async def _take_next(self, subscriber: EventSubscriber, own_ranks: list[int], timeout_s: float) -> bool:
         """Receive and apply one message; False when none came in time."""
         try:
             frame = await subscriber.receive(timeout_s)
@@ -189,16 +193,18 @@ class Ingester:
             batch = self._decode(frame)
         except BadFrame:
             self._counters["bad_frames"] += 1
-            self._doubt = True
+            for number in own_ranks:
+                self._ranks[number].doubt = True
             return True
         await self._take(subscriber, frame, batch)
         return True
 
     def _decode(self, frame: Frame) -> EventBatch:
         batch = decode_batch(frame.payload)
-        if batch.rank >= len(self._ranks):
+        rank = batch.rank - self._spec.first_rank
+        if not 0 <= rank < len(self._ranks):
             raise BadFrame("rank is not one of the instance's")
-        return batch
+        return batch if rank == batch.rank else replace(batch, rank=rank)
 
     async def _take(self, subscriber: EventSubscriber, frame: Frame, batch: EventBatch) -> None:
         verdict = self._judge(frame, batch)
@@ -228,7 +234,7 @@ class Ingester:
         rank.watermark.take(frame.sequence, frame.payload)
         rank.residency.apply(batch)
         self._counters["skipped_events"] += batch.skipped
-        self._doubt = False
+        rank.doubt = False
         if frame.sequence == 0 or BlocksCleared() in batch.events:
             rank.complete = True
 
@@ -278,13 +284,13 @@ class Ingester:
                 await self._replay(subscriber, 0)
             rank = self._ranks[number]
             rank.complete |= rank.watermark.last < 0
-            self._doubt = False
+            rank.doubt = False
         now = self._now()
         for rank in self._ranks:
             rank.complete |= now - rank.incomplete_since > self._times.rebuild_s
 
     def _is_known(self) -> bool:
-        return not self._doubt and all(rank.complete for rank in self._ranks)
+        return all(rank.complete and not rank.doubt for rank in self._ranks)
 
     async def _publish(self) -> None:
         """Hand on what changed; an instance turns unknown before its blocks change, and known after."""

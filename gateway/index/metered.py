@@ -55,9 +55,10 @@ class MeteredIndex:
         token_ids: Sequence[int],
         salt: str | None = None,
         lora: str | None = None,
+        rank: int = 0,
     ) -> None:
         """See ``PrefixIndex.note_routed``."""
-        self._inner.note_routed(instance_id, model, token_ids, salt, lora)
+        self._inner.note_routed(instance_id, model, token_ids, salt, lora, rank)
 
     def stats(self) -> IndexStats:
         """See ``PrefixIndex.stats``."""

@@ -130,26 +130,28 @@ class PredictedBlocks:
 
 
 class Holding:
-    """What one instance holds."""
+    """What one instance holds, by rank. ``predicted`` is empty for one that publishes events."""
 
     def __init__(self, spec: CacheSpec, predicted_limit: int) -> None:
         self.spec = spec
         self.known = not spec.sources
         self.ranks = [RankBlocks() for _ in range(spec.dp_size)]
-        self.predicted = None if spec.sources else PredictedBlocks(predicted_limit)
+        self.predicted = [] if spec.sources else [PredictedBlocks(predicted_limit) for _ in range(spec.dp_size)]
         self.updated_at: float | None = None
 
     def hit(self, backwards: Sequence[int], now: float, prompt_tokens: int) -> CacheHit:
         """Return the hit of a prompt of ``prompt_tokens`` tokens whose keys are ``backwards``, last first."""
-        if self.predicted is not None:
-            self.predicted.expire(now)
-            held = self.predicted.walk(backwards)
-        elif len(self.ranks) == 1:
-            held = self.ranks[0].walk(backwards)
-        else:
-            held = max(rank.walk(backwards) for rank in self.ranks)
-        tokens = self._whole_blocks(held, prompt_tokens)
-        return CacheHit(tokens if self.known else None, tokens, self.predicted is not None)
+        is_predicted = bool(self.predicted)
+        if is_predicted:
+            for one in self.predicted:
+                one.expire(now)
+        ranks = self.predicted or self.ranks
+        if len(ranks) == 1:
+            tokens = self._whole_blocks(ranks[0].walk(backwards), prompt_tokens)
+            return CacheHit(tokens if self.known else None, tokens, is_predicted)
+        by_rank = tuple([self._whole_blocks(rank.walk(backwards), prompt_tokens) for rank in ranks])
+        tokens = max(by_rank)
+        return CacheHit(tokens if self.known else None, tokens, is_predicted, by_rank)
 
     def _whole_blocks(self, own_blocks: int, prompt_tokens: int) -> int:
         """Round to the instance's blocks; the last token of a prompt is never taken from a cache."""
@@ -159,14 +161,13 @@ class Holding:
 
     def stats(self, now: float) -> InstanceStats:
         """Return the sizes and the age of what is held."""
-        predicted = self.predicted
-        if predicted is not None:
+        for predicted in self.predicted:
             predicted.expire(now)
         return InstanceStats(
             model=self.spec.model,
             known=self.known,
-            predicted=predicted is not None,
-            blocks=sum(len(rank.held) for rank in self.ranks) + (len(predicted.until) if predicted else 0),
+            predicted=bool(self.predicted),
+            blocks=sum(len(rank.held) for rank in self.ranks) + sum(len(one.until) for one in self.predicted),
             update_age_s=None if self.updated_at is None else now - self.updated_at,
         )
 
@@ -226,7 +227,7 @@ class Mirror:
     def load(self, instance_id: str, ranks: list[RankBlocks], known: bool) -> None:
         """Replace all that events told of an instance."""
         holding = self._holdings.get(instance_id)
-        if holding is not None and holding.predicted is None:
+        if holding is not None and not holding.predicted:
             holding.ranks = ranks
             holding.known = known
             holding.updated_at = self._now()
@@ -238,11 +239,11 @@ class Mirror:
         if holding is not None:
             self.load(instance_id, [RankBlocks() for _ in range(holding.spec.dp_size)], known=False)
 
-    def predict(self, instance_id: str, keys: Sequence[int], until: float) -> None:
-        """Hold a prompt's ``keys`` for an instance without events until the time ``until``; others are ignored."""
+    def predict(self, instance_id: str, rank: int, keys: Sequence[int], until: float) -> None:
+        """Hold a prompt's ``keys`` for a rank of an instance without events until ``until``; others are ignored."""
         holding = self._holdings.get(instance_id)
-        if holding is not None and holding.predicted is not None:
-            holding.predicted.note(keys, until)
+        if holding is not None and rank < len(holding.predicted):
+            holding.predicted[rank].note(keys, until)
             holding.updated_at = self._now()
             self._on_change()
 

@@ -50,20 +50,24 @@ class LocalIndex:
         token_ids: Sequence[int],
         salt: str | None = None,
         lora: str | None = None,
+        rank: int = 0,
     ) -> None:
         """See ``PrefixIndex.note_routed``."""
         holding = self._mirror.get(instance_id)
-        if holding is not None and holding.predicted is not None:
+        if holding is not None and rank < len(holding.predicted):
             block_keys = hash_blocks(token_ids, self._seed(model, lora, salt))
-            self._mirror.predict(instance_id, block_keys, self._now() + self._predicted_ttl_s)
-            self._share_note(holding.spec, block_keys)
+            self._mirror.predict(instance_id, rank, block_keys, self._now() + self._predicted_ttl_s)
+            self._share_note(holding.spec, rank, block_keys)
 
-    def _share_note(self, spec: CacheSpec, block_keys: Sequence[int]) -> None:
+    def _share_note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int]) -> None:
         """Tell other processes, if there are any, of predicted blocks."""
 
     def _seeds_of(self, model: str) -> Callable[[str | None, str | None], bytes]:
-        """Return the function from LoRA adapter and salt to the seed of ``model``'s chains."""
-        return lambda lora, salt: self._seed(model, lora, salt)
+        """Return the function from LoRA adapter and salt to the seed of ``model``'s chains.
+
+        An adapter that is served as a model of its own is that model: its requests do not name it twice.
+        """
+        return lambda lora, salt: self._seed(model, None if lora == model else lora, salt)
 
     def _stats(self, redis_up: bool) -> IndexStats:
         return IndexStats(self._mirror.stats(), dict(self._counters), redis_up)
@@ -103,7 +107,7 @@ class RedisIndex(LocalIndex):
         self._followers: dict[str, Follower] = {}
         self._ingests: dict[str, LeasedIngest] = {}
         self._tasks = TaskSet()
-        self._notes: asyncio.Queue[tuple[CacheSpec, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
+        self._notes: asyncio.Queue[tuple[CacheSpec, int, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
 
     async def start(self) -> None:
         """See ``PrefixIndex.start``."""
@@ -158,17 +162,17 @@ class RedisIndex(LocalIndex):
             self._context.destroy(linger=0)
             self._context = None
 
-    def _share_note(self, spec: CacheSpec, block_keys: Sequence[int]) -> None:
+    def _share_note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int]) -> None:
         if self._notes.full():
             self._notes.get_nowait()
             self._counters["dropped_notes"] += 1
-        self._notes.put_nowait((spec, block_keys))
+        self._notes.put_nowait((spec, rank, block_keys))
 
     async def _send_notes(self) -> None:
         while True:
-            spec, block_keys = await self._notes.get()
+            spec, rank, block_keys = await self._notes.get()
             try:
-                await self._store_of(spec.model).note(spec, block_keys, self._predicted_ttl_s)
+                await self._store_of(spec.model).note(spec, rank, block_keys, self._predicted_ttl_s)
             except AWAY:
                 self._counters["dropped_notes"] += 1
 

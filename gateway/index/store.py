@@ -144,11 +144,11 @@ class ModelStore:
         arguments: list[int | str] = [token, gen, name_of(spec), int(known), self._limits.stream_entries]
         return bool(await self._soon(self._set_known(keys, arguments)))
 
-    async def note(self, spec: CacheSpec, block_keys: Sequence[int], ttl_s: float) -> None:
-        """Add predicted blocks of an instance."""
-        keys = [self._key("meta", spec), self._key("notes", spec), self._deltas]
+    async def note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int], ttl_s: float) -> None:
+        """Add predicted blocks of a rank of an instance."""
+        keys = [self._key("meta", spec), self._key(_notes(rank), spec), self._deltas]
         limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
-        await self._soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits]))
+        await self._soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits, rank]))
 
     async def states(self, specs: Iterable[CacheSpec]) -> list[InstanceState | None]:
         """Return where instances stand, each as of one moment; None where nothing is."""
@@ -176,14 +176,14 @@ class ModelStore:
             if not cursor:
                 return blocks
 
-    async def notes(self, spec: CacheSpec) -> Mapping[float, Sequence[int]]:
-        """Return an instance's predicted blocks by the seconds that they have left."""
+    async def notes(self, spec: CacheSpec, rank: int) -> Mapping[float, Sequence[int]]:
+        """Return a rank's predicted blocks by the seconds that they have left."""
         seconds, micros = await self._soon(self._client.time())
         now_ms = seconds * 1000 + micros // 1000
         by_left: dict[float, list[bytes]] = {}
         cursor = 0
         while True:
-            page: Any = await self._soon(self._client.zscan(self._key("notes", spec), cursor, count=_SCAN_COUNT))
+            page: Any = await self._soon(self._client.zscan(self._key(_notes(rank), spec), cursor, count=_SCAN_COUNT))
             cursor, members = page
             for key, score in members:
                 by_left.setdefault((score - now_ms) / 1000, []).append(key)
@@ -216,6 +216,10 @@ class ModelStore:
 
     def _all_keys(self, spec: CacheSpec) -> list[str]:
         return self._set_keys(spec) + [self._key(f"records:{rank}", spec) for rank in range(spec.dp_size)]
+
+
+def _notes(rank: int) -> str:
+    return f"notes:{rank}" if rank else "notes"
 
 
 def _pack(block_keys: Sequence[int]) -> bytes:

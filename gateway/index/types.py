@@ -15,6 +15,8 @@ class CacheSpec:
 
     ``model`` is the base model that requests name; LoRA adapters are told apart by the lookup's ``lora``.
     ``sources`` empty: it publishes no events, so its contents are predicted from ``note_routed``.
+    ``dp_size``: its data-parallel ranks, which its events name from ``first_rank`` on; here they count from 0. Each has
+    a cache of its own, and either one source each, in their order, or all the same ones.
     ``boot_id`` changes when the engine restarts; None: it does not say.
     Raises ValueError for a block size or rank count below 1: hits cannot be told without them.
     """
@@ -25,6 +27,7 @@ class CacheSpec:
     sources: tuple[EventSource, ...] = ()
     dp_size: int = 1
     boot_id: str | None = None
+    first_rank: int = 0
 
     def __post_init__(self) -> None:
         if self.block_size_tokens < 1:
@@ -33,7 +36,7 @@ class CacheSpec:
             raise ValueError(f"instance {self.id}: dp_size must be at least 1")
 
 
-class CacheHit(msgspec.Struct, frozen=True, gc=False):
+class CacheHit(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """How much of a prompt one instance has cached, in whole blocks of that instance.
 
     ``tokens`` None: not known (never to be read as 0); ``at_least_tokens`` then tells what is known to be there.
@@ -46,6 +49,8 @@ class CacheHit(msgspec.Struct, frozen=True, gc=False):
     at_least_tokens: int
     predicted: bool
     """The figure comes from routing decisions, not from the engine's events."""
+    ranks: tuple[int, ...] = ()
+    """``at_least_tokens`` of each data-parallel rank, where there are several; the instance's is its best rank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +116,9 @@ class PrefixIndex(Protocol):
         token_ids: Sequence[int],
         salt: str | None = None,
         lora: str | None = None,
+        rank: int = 0,
     ) -> None:
-        """Say that ``instance_id`` is about to hold these tokens.
+        """Say that ``instance_id`` is about to hold these tokens, in the cache of one of its ranks.
 
         Makes entries with a time to live for instances without events; ignored for the others and for unknown ids.
         """

@@ -90,13 +90,13 @@ class PassthroughService:
         )
 
     def _find_salt(self, path: str, model: str, caller: Caller) -> str | None:
-        """The tenant's salt, where an engine of the gateway's own takes it. Raises GatewayError where it takes none."""
-        if caller.cache_salt is None or model not in self.servers.own_models:
-            return None
-        if path in UNSALTED_PATHS:
-            message = f"The model {model!r} is not served at {path} while tenants' caches are kept apart."
+        """The salt, where an engine of the gateway's own takes it. Raises GatewayError where it takes none."""
+        salt = caller.salt_of(model) if model in self.servers.own_models else None
+        if salt is not None and path in UNSALTED_PATHS:
+            whose = "tenants'" if caller.cache_salt is not None else "adapters'"
+            message = f"The model {model!r} is not served at {path} while {whose} caches are kept apart."
             raise GatewayError(404, message, code="unsupported_path", param="model")
-        return caller.cache_salt if path in SALTED_PATHS else None
+        return salt if path in SALTED_PATHS else None
 
     async def _pass_on(self, request: PassedRequest, caller: Caller, most_output_tokens: int, client: Client) -> None:
         servers = self.servers

@@ -22,13 +22,17 @@ DropReason = Literal["too_many", "no_instance", "transfer", "leg"]
 
 @dataclass(frozen=True, slots=True)
 class AlignJob:
-    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer."""
+    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer.
+
+    ``rank``: the one of ``main`` that has the KV, see ``LegRequest.data_parallel_rank``.
+    """
 
     request: GenerationRequest
     log: tuple[int, ...]
     main: Instance
     rules: RelayRules
     transfer: asyncio.Task[bool] | None
+    rank: int | None = None
 
 
 def _count_nothing(reason: DropReason) -> None:
@@ -77,9 +81,9 @@ class Aligner:
         if job.transfer is not None and not await job.transfer:
             self.drop("transfer")
             return
-        leg = job.main.fit(build_align_leg(job.request, job.log, job.rules))
+        leg = job.main.fit(build_align_leg(job.request, job.log, job.rules, job.rank))
         try:
-            with job.main.occupied():
+            with job.main.occupied(job.rank):
                 async with aclosing(job.main.engine.generate(leg)) as stream:
                     async for _ in stream:
                         pass

@@ -10,10 +10,12 @@ the Finish (``_is_finished``), and the sink has it (``_over``). A stop string ma
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from backends.errors import EngineRejected
+from backends.types import TransferRequest
 from gateway.errors import GatewayError
 from gateway.fleet.pools import Pools
 from gateway.relay.align import Aligner, AlignJob
@@ -228,15 +230,26 @@ class RelayAnswer:
 
     # The KV
 
-    def _aim(self) -> tuple[str | None, str | None]:
+    def _aim(self, request: TransferRequest) -> TransferRequest:
         prefill, main = (self._failover.pick(ROLE_OF[kind]) for kind in (LegKind.PREFILL, LegKind.FINAL))
-        return prefill.spec.id if prefill else None, main.spec.id if main else None
+        return replace(
+            request,
+            prefill=prefill.spec.id if prefill else None,
+            prefill_rank=self._failover.rank_of(prefill) if prefill else None,
+            main=main.spec.id if main else None,
+            main_rank=self._failover.rank_of(main) if main else None,
+        )
 
     def _align(self) -> None:
         main = self._failover.pick(ROLE_OF[LegKind.FINAL])
         if main is not None:
             job = AlignJob(
-                self._plan.request, tuple(self._splice.log), main, self._plan.rules, self._transfer.give_away()
+                self._plan.request,
+                tuple(self._splice.log),
+                main,
+                self._plan.rules,
+                self._transfer.give_away(),
+                self._failover.rank_of(main),
             )
             self._aligner.adopt(job)
             self._record.note("aligning", instance=main.spec.id)

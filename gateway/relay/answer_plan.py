@@ -36,9 +36,9 @@ class AnswerOutcome:
     metrics: Metrics
     look: Callable[[], Snapshot]
 
-    def held(self, instance_id: str, ids: Sequence[int]) -> None:
-        """An instance has these ids in its cache now."""
-        self.index.note_routed(instance_id, self.request.model, ids, self.request.cache_salt)
+    def held(self, instance_id: str, ids: Sequence[int], rank: int | None = None) -> None:
+        """An instance has these ids in its cache now, or one of its ranks has."""
+        self.index.note_routed(instance_id, self.request.model, ids, self.request.cache_salt, rank=rank or 0)
 
     def moved(self) -> None:
         """The receiving region's store has the prompt."""

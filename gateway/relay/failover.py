@@ -1,10 +1,15 @@
 """Who plays which role in one answer, and who steps in when somebody is lost."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from gateway.fleet.pools import Instance, Pools
 from gateway.relay.types import GenerationRequest
 from policies.plans import Plan
 from policies.types import Rng, Role
 from policies.where import Where
+
+NO_RANKS: Mapping[str, int] = MappingProxyType({})
 
 
 class Failover:
@@ -13,9 +18,18 @@ class Failover:
     Staying in the region keeps the KV that has crossed, or that RLD's store has, of use. One that would go on with
     other tokens than the plan's instances, or that mixes up salts, never steps in, nor does one that stands
     where the tenant's prompts may not be.
+    ``ranks``: the data-parallel ranks that were chosen with the plan, by instance.
     """
 
-    def __init__(self, plan: Plan, request: GenerationRequest, where: Where, pools: Pools, rng: Rng) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        request: GenerationRequest,
+        where: Where,
+        pools: Pools,
+        rng: Rng,
+        ranks: Mapping[str, int] = NO_RANKS,
+    ) -> None:
         self._pools = pools
         self._model = request.model
         self._is_salted = request.cache_salt is not None
@@ -28,6 +42,7 @@ class Failover:
             self._regions.setdefault(Role.RLD, self._regions[Role.P])
         self._fingerprint = pools[next(iter(self._chosen.values()))].fingerprint
         self._failed: set[str] = set()
+        self._ranks = dict(ranks)
 
     def pick(self, role: Role) -> Instance | None:
         """Give the instance for a new leg; None: there is none just now."""
@@ -53,6 +68,20 @@ class Failover:
         self._chosen[role] = best.spec.id
         self._regions.setdefault(role, best.spec.region)
         return best
+
+    def rank_of(self, instance: Instance) -> int | None:
+        """The rank that runs this answer's legs on an instance, one for all: the next leg finds its KV there only.
+
+        None: the instance has no ranks to choose from.
+        """
+        size = instance.data_parallel_size
+        if size == 1:
+            return None
+        rank = self._ranks.get(instance.spec.id)
+        if rank is None or rank >= size:
+            loads = instance.rank_loads()
+            rank = self._ranks[instance.spec.id] = min(range(size), key=lambda one: (loads[one], self._rng.random()))
+        return rank
 
     def lose(self, instance: Instance) -> None:
         """Do not use this instance again until ``forgive``."""

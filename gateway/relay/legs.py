@@ -47,11 +47,16 @@ GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0)
 
 
 def build_leg(
-    request: GenerationRequest, start: StartLeg, emitted: Sequence[int], rules: RelayRules, wait_s: float
+    request: GenerationRequest,
+    start: StartLeg,
+    emitted: Sequence[int],
+    rules: RelayRules,
+    wait_s: float,
+    rank: int | None = None,
 ) -> LegRequest:
     """Spell out one leg. Its id is new for each attempt; the client's id never reaches an engine.
 
-    ``wait_s``: how long its first token may take.
+    ``wait_s``: how long its first token may take. ``rank``: see ``LegRequest.data_parallel_rank``.
     """
     return LegRequest(
         request_id=f"{request.request_id}-{start.kind.name.lower()}-{start.leg}",
@@ -62,12 +67,15 @@ def build_leg(
         sampling=GREEDY if start.kind is LegKind.EXTEND else request.sampling,
         cache_salt=request.cache_salt,
         priority=request.priority,
+        data_parallel_rank=rank,
         first_token_timeout_s=wait_s,
         idle_timeout_s=rules.idle_timeout_s,
     )
 
 
-def build_align_leg(request: GenerationRequest, emitted: Sequence[int], rules: RelayRules) -> LegRequest:
+def build_align_leg(
+    request: GenerationRequest, emitted: Sequence[int], rules: RelayRules, rank: int | None = None
+) -> LegRequest:
     """The leg that brings MD's cache into line with an answer that ended at RLD."""
     return LegRequest(
         request_id=f"{request.request_id}-align",
@@ -77,6 +85,7 @@ def build_align_leg(request: GenerationRequest, emitted: Sequence[int], rules: R
         sampling=GREEDY,
         cache_salt=request.cache_salt,
         priority=request.priority,
+        data_parallel_rank=rank,
         first_token_timeout_s=rules.extend_timeout_s,
         idle_timeout_s=rules.idle_timeout_s,
     )
@@ -163,10 +172,11 @@ class Legs:
             self._feed(LegUnplaced(start.leg))
             return
         wait_s = self._timeouts.wait_s(start, instance, self._pools.clock())
-        request = build_leg(self._plan.request, start, emitted, self._plan.rules, wait_s)
+        rank = self._failover.rank_of(instance)
+        request = build_leg(self._plan.request, start, emitted, self._plan.rules, wait_s, rank)
         if self._lease is not None:
             request = self._lease.apply(request, start)
-        self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s)
+        self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s, rank)
         task = asyncio.create_task(self._run(start, instance, instance.fit(request)))
         self._tasks.add(task)
         if start.kind is LegKind.PREFILL:
@@ -211,7 +221,7 @@ class Legs:
 
     async def _run(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         try:
-            with instance.occupied():
+            with instance.occupied(request.data_parallel_rank):
                 await self._read(start, instance, request)
         except BackendError as error:
             self.last_failure = error
@@ -266,7 +276,7 @@ class Legs:
     def _on_first(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         self._pools.report_success(instance)
         self._timeouts.note_answer(start, instance)
-        self._plan.outcome.held(instance.spec.id, request.prompt)
+        self._plan.outcome.held(instance.spec.id, request.prompt, request.data_parallel_rank)
 
     def _make_pace(self, start: StartLeg, instance: Instance) -> LegPace:
         if ROLE_OF[start.kind] is not Role.MD:

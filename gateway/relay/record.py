@@ -84,10 +84,11 @@ class Record:
             role = self._last[0]
             self._roles[role] = max(0, self._roles[role] - beyond)
 
-    def leg_started(self, start: StartLeg, instance: str, cost_per_s: float = 0.0) -> None:
-        """A leg begins. ``cost_per_s``: what its place in the instance costs."""
+    def leg_started(self, start: StartLeg, instance: str, cost_per_s: float = 0.0, rank: int | None = None) -> None:
+        """A leg begins. ``cost_per_s``: what its place in the instance costs. ``rank``: of several in the instance."""
         self._legs[start.leg] = (self._timeline.clock(), cost_per_s)
-        self.note("leg_started", leg=start.leg, kind=start.kind.name.lower(), instance=instance, base=start.base)
+        where = {"instance": instance} if rank is None else {"instance": instance, "rank": rank}
+        self.note("leg_started", leg=start.leg, kind=start.kind.name.lower(), **where, base=start.base)
 
     def leg_usage(self, start: StartLeg, usage: LegUsage) -> None:
         """An engine said what a leg cost."""

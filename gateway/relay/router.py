@@ -1,6 +1,6 @@
 """Routes each request: facts -> plan -> answer."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -9,7 +9,7 @@ from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
-from gateway.fleet.pools import ModelFacts, Pools, store_id
+from gateway.fleet.pools import Instance, ModelFacts, Pools, store_id
 from gateway.index.types import PrefixIndex
 from gateway.limits.usage import Use
 from gateway.relay.align import Aligner
@@ -22,6 +22,7 @@ from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
+from policies.placement import choose_rank
 from policies.plans import Decision, Plan
 from policies.route import choose_plan
 from policies.rules import Rules
@@ -59,7 +60,8 @@ class Router:
         timeline = self.timelines.open(request.request_id, request.model)
         note_use = partial(self.note_use, request.tenant, request.model)
         record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
-        failover = Failover(decision.plan, request, Where.of(rules), self.pools, self.rng)
+        where = Where.of(rules)
+        failover = Failover(decision.plan, request, where, self.pools, self.rng, decision.facts.ranks)
         return RelayAnswer(self._plan(request, rules, decision), failover, self.pools, self.aligner, record)
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
@@ -77,6 +79,7 @@ class Router:
     def _facts(self, request: GenerationRequest, rules: Rules) -> Facts:
         found = self.index.lookup(request.model, request.prompt, request.cache_salt)
         hits: dict[str, Hit | None] = {}
+        ranks: dict[str, int] = {}
         stored_tokens: dict[str, int] = {}
         for instance in self.pools.of_model(request.model):
             spec = instance.spec
@@ -84,8 +87,14 @@ class Router:
                 store = found.get(store_id(spec.region, request.model))
                 stored_tokens[spec.region] = store.at_least_tokens if store else 0
             hit = found.get(spec.id)
-            if hit is not None and hit.tokens is not None:
-                hits[spec.id] = Hit(hit.tokens, stored_tokens[spec.region], hit.predicted)
+            tokens = hit.tokens if hit is not None else None
+            if instance.data_parallel_size > 1:
+                by_rank = hit.ranks if hit is not None else ()
+                rank = ranks[spec.id] = self._choose_rank(instance, by_rank, len(request.prompt), rules)
+                if tokens is not None and rank < len(by_rank):
+                    tokens = by_rank[rank]
+            if hit is not None and tokens is not None:
+                hits[spec.id] = Hit(tokens, stored_tokens[spec.region], hit.predicted)
         expected = self.learning.expected_output(
             request.model, request.tenant, request.max_tokens, request.output_hint_tokens, rules
         )
@@ -99,7 +108,13 @@ class Router:
             tenant=request.tenant,
             session=_session_key(request),
             salted=request.cache_salt is not None,
+            ranks=ranks,
         )
+
+    def _choose_rank(self, instance: Instance, by_rank: Sequence[int], prompt_tokens: int, rules: Rules) -> int:
+        loads = instance.rank_loads()
+        hits = by_rank or [0] * len(loads)
+        return choose_rank(instance.spec.role, hits, loads, prompt_tokens, rules.placement, self.rng)
 
     def _snapshot(self, model: str, session: str | None) -> Snapshot:
         facts = self.models[model]

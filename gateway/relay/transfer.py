@@ -16,7 +16,7 @@ class KvTransfer:
     """Opens the transfer, again after a failure under a new id, and tells ``feed`` how it ended.
 
     ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names
-    the engines between which KV shall move just now, for paths on which they move it themselves.
+    in a request the engines between which KV shall move just now, for paths on which they move it themselves.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class KvTransfer:
         record: Record,
         feed: Callable[[Event], None],
         note_moved: Callable[[], None],
-        aim: Callable[[], tuple[str | None, str | None]],
+        aim: Callable[[TransferRequest], TransferRequest],
     ) -> None:
         self._path = path
         self._request = request
@@ -91,8 +91,7 @@ class KvTransfer:
         self._moving_id = f"{self._request.transfer_id}-{self._opened}"
         request = replace(self._request, transfer_id=self._moving_id, priority=self._priority)
         if not path.traits.overlaps_prefill:
-            prefill, main = self._aim()
-            request = replace(request, prefill=prefill, main=main)
+            request = self._aim(request)
         try:
             async with aclosing(path.transfer(request)) as stream:
                 async for progress in stream:

@@ -9,7 +9,7 @@ function of the ids so far.
 """
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -84,6 +84,12 @@ class EngineSuite:
         for cut in range(1, 8):
             rest = await collect(case.engine, case.leg(case.prompt + whole[:cut], 8 - cut))
             assert ids_of(rest) == whole[cut:]
+
+    async def test_naming_a_rank_changes_no_token(self, case: EngineCase) -> None:
+        """A leg for the first data-parallel rank gives what any leg gives, also where there are no ranks."""
+        leg = case.leg(case.prompt, 6)
+        whole = ids_of(await collect(case.engine, leg))
+        assert ids_of(await collect(case.engine, replace(leg, data_parallel_rank=0))) == whole
 
     async def test_concurrent_legs_do_not_mix(self, case: EngineCase) -> None:
         """Several legs at once give what they give one by one."""
@@ -163,6 +169,7 @@ class EngineSuite:
         assert capabilities.max_model_len == case.max_model_len
         assert capabilities.streams_token_ids
         assert capabilities.boot_id == (await case.engine.probe()).boot_id
+        assert capabilities.data_parallel_size >= 1
 
     async def test_load_counts_running_legs(self, case: EngineCase) -> None:
         """A leg shows in the load while it runs, and the KV use is a share."""

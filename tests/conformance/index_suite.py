@@ -73,6 +73,10 @@ class Rig:
         """Wait until the prompt's hit is ``tokens``."""
         await self.changes.until(lambda: self.hit(instance_id).tokens == tokens)
 
+    async def until_ranks(self, *tokens: int, instance_id: str = "md1") -> None:
+        """Wait until the prompt's hits of the ranks are ``tokens``."""
+        await self.changes.until(lambda: self.hit(instance_id).ranks == tokens)
+
     async def until_count(self, counter: str, count: int) -> None:
         """Wait until a counter has reached ``count``."""
         await self.changes.until(lambda: self.count(counter) >= count)
@@ -347,6 +351,83 @@ class IndexSuite:
         await engine.send_raw(b"", (1).to_bytes(8, "big"), encode_batch([CLEARED], 1))
         await rig.until_tokens(16)
         assert rig.count("restarts") == 0
+
+    async def test_ranks_have_sources_of_their_own(self, rig: Rig) -> None:
+        """Each rank's source is followed and replayed; hits are told by rank, and a rank's loss makes all unknown."""
+        ranks = [await rig.resources.enter_async_context(run_publisher(rank=rank, buffer_steps=2)) for rank in range(2)]
+        await ranks[1].publish(stored([1, 2, 3], PROMPT[:48]), lost=True)
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, tuple(rank.source for rank in ranks), dp_size=2))
+        for rank in ranks:
+            await rank.wait_for_subscriber()
+        await rig.until_tokens(48)
+        assert rig.hit() == CacheHit(48, 48, False, ranks=(0, 48))
+        await ranks[0].publish(stored(HASHES[:5], PROMPT[:80]))
+        await rig.until_tokens(80)
+        assert rig.hit().ranks == (80, 48)
+        await ranks[0].publish(removed(HASHES[1:5]))
+        await rig.until_tokens(48)
+        assert rig.hit().ranks == (16, 48)
+        for _ in range(3):
+            await ranks[1].publish(removed([3]), lost=True)
+        await ranks[1].publish(stored([50], range(16)))
+        await rig.changes.until(lambda: rig.hit().tokens is None)
+        await rig.until_ranks(16, 0)
+        assert rig.hit().at_least_tokens == 16
+
+    async def test_doubt_is_a_rank_s_own(self, rig: Rig) -> None:
+        """A message that could not be read leaves its rank in doubt until that rank is heard, whatever others say."""
+        ranks = [await rig.resources.enter_async_context(run_publisher(rank=rank)) for rank in range(2)]
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, tuple(rank.source for rank in ranks), dp_size=2))
+        for rank in ranks:
+            await rank.wait_for_subscriber()
+        await rig.until_tokens(0)
+        await ranks[1].send_raw(b"", b"short", encode_batch([]))
+        await rig.until_tokens(None)
+        await ranks[0].publish(stored([1], PROMPT[:16]))
+        await rig.changes.until(lambda: rig.hit().at_least_tokens == 16)
+        assert rig.hit().tokens is None
+        await ranks[1].publish(stored([2], range(16)))
+        await rig.until_tokens(16)
+
+    @pytest.mark.parametrize(("first", "bad"), [(0, 2), (4, 3), (4, 6)])
+    async def test_ranks_of_others_are_refused(self, rig: Rig, first: int, bad: int) -> None:
+        """Events name ranks from the instance's first one on; those of another rank are dropped and counted."""
+        ranks = [await rig.resources.enter_async_context(run_publisher(rank=first + rank)) for rank in range(2)]
+        sources = tuple(rank.source for rank in ranks)
+        rig.index.add_instance(CacheSpec("md1", MODEL, 16, sources, dp_size=2, first_rank=first))
+        for rank in ranks:
+            await rank.wait_for_subscriber()
+        await rig.until_tokens(0)
+        await ranks[0].send_raw(b"", (0).to_bytes(8, "big"), encode_batch([stored(HASHES, PROMPT[:160])], bad))
+        await rig.until_count("bad_frames", 1)
+        await ranks[0].publish(stored([1], PROMPT[:16]))
+        await ranks[1].publish(stored([1, 2], PROMPT[:32]))
+        await rig.until_tokens(32)
+        assert rig.hit().ranks == (16, 32)
+
+    async def test_ranks_without_events_are_predicted_apart(self, rig: Rig) -> None:
+        """What was routed to one rank is no hit on another; a rank that the instance has not is ignored."""
+        rig.index.add_instance(CacheSpec("p1", MODEL, 16, dp_size=2))
+        rig.index.note_routed("p1", MODEL, PROMPT[:33], rank=0)
+        rig.index.note_routed("p1", MODEL, PROMPT, rank=1)
+        rig.index.note_routed("p1", MODEL, PROMPT, rank=2)
+        await rig.until_ranks(32, 160, instance_id="p1")
+        assert rig.hit("p1") == CacheHit(160, 160, predicted=True, ranks=(32, 160))
+
+    async def test_adapter_that_is_a_model_of_its_own_is_not_named_twice(self, rig: Rig) -> None:
+        """An engine names the adapter in its events; under that name they are found, and the base's are not."""
+        engine = await rig.resources.enter_async_context(run_publisher())
+        rig.index.add_instance(CacheSpec("law1", "law", 16, (engine.source,)))
+        await engine.wait_for_subscriber()
+        await engine.publish(stored([1], PROMPT[:16], lora_id=1, lora_name="law", extra_keys=[["law", "salt"]]))
+        await engine.publish(stored([2, 3], PROMPT[:32], extra_keys=[["other-salt"], None]))
+
+        def hit(salt: str) -> int:
+            return rig.index.lookup("law", PROMPT, salt)["law1"].at_least_tokens
+
+        await rig.changes.until(lambda: hit("other-salt") == 32)
+        assert hit("salt") == 16
+        assert rig.index.lookup("law", PROMPT)["law1"].at_least_tokens == 0
 
     async def test_engine_without_events_is_predicted(self, rig: Rig) -> None:
         """What was routed to an instance without events counts, marked as predicted, until its time is over."""

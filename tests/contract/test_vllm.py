@@ -1,5 +1,6 @@
 """What real vLLM 0.32.0 sent (see ``record``) is understood by the adapter and by the index."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -21,8 +22,11 @@ from backends.types import Capabilities, LegChunk
 from gateway.demo.cluster import EngineEvents
 from gateway.index.hashing import chain_seed, hash_blocks
 from gateway.index.residency import Residency
+from gateway.index.types import CacheHit, CacheSpec
 from tests.contract.prompts import BLOCK_TOKENS, PROMPT, RECORDINGS, SALT, SALTED
+from tests.fakes.memory_index import MemoryIndex
 from tests.fakes.server import AppServer
+from tests.gateway.index.publisher import run_publisher
 
 
 class _Frame(msgspec.Struct):
@@ -177,10 +181,32 @@ def test_event_frames() -> None:
     assert [frame.sequence for frame in FRAMES] == list(range(FRAMES[0].sequence, FRAMES[0].sequence + len(FRAMES)))
     batches = [decode_batch(bytes.fromhex(frame.payload)) for frame in FRAMES]
     assert not any(batch.skipped for batch in batches)
+    assert {batch.rank for batch in batches} == {0}
     stored = [event for batch in batches for event in batch.events if isinstance(event, BlocksStored)]
     assert {event.block_size for event in stored} == {BLOCK_TOKENS}
     assert stored[0].parent is None and list(stored[0].token_ids) == PROMPT[: len(stored[0].token_ids)]
     assert any(event.extra_keys and [SALT] in event.extra_keys for event in stored)
+
+
+async def test_recorded_frames_are_those_of_one_of_two_ranks() -> None:
+    """What the engine sent counts as it is where a second rank stands beside it, which has nothing."""
+    changes = asyncio.Event()
+    index = MemoryIndex(on_change=changes.set)
+    async with run_publisher(replay=False) as first, run_publisher(rank=1) as second:
+        sources = (first.source, second.source)
+        index.add_instance(CacheSpec("p1", "demo", BLOCK_TOKENS, sources, dp_size=2))
+        await index.start()
+        for rank in (first, second):
+            await rank.wait_for_subscriber()
+        for frame in FRAMES:
+            await first.send_raw(b"", frame.sequence.to_bytes(8, "big"), bytes.fromhex(frame.payload))
+        whole = len(PROMPT) // BLOCK_TOKENS * BLOCK_TOKENS
+        async with asyncio.timeout(10):
+            while index.lookup("demo", [*PROMPT, 1])["p1"] != CacheHit(whole, whole, False, (whole, 0)):
+                changes.clear()
+                await changes.wait()
+        assert not index.stats().counters.get("bad_frames")
+    await index.aclose()
 
 
 def test_index_knows_the_prompts() -> None:

@@ -6,11 +6,13 @@ from gateway.index.types import CacheHit, CacheSpec, IndexStats
 
 
 class KnownIndex:
-    """Implements ``PrefixIndex``. ``hits``: cached tokens by instance id, absent: unknown."""
+    """Implements ``PrefixIndex``. ``hits``: cached tokens by instance id, absent: unknown; ``ranks``: by rank."""
 
     def __init__(self, hits: dict[str, int] | None = None) -> None:
         self.hits = hits or {}
+        self.ranks: dict[str, tuple[int, ...]] = {}
         self.routed: list[tuple[str, int]] = []
+        self.routed_ranks: set[tuple[str, int]] = set()
 
     async def start(self) -> None:
         """Nothing to follow."""
@@ -27,7 +29,8 @@ class KnownIndex:
     ) -> dict[str, CacheHit]:
         """Say what the test has set."""
         return {
-            id_: CacheHit(tokens=tokens, at_least_tokens=tokens, predicted=False) for id_, tokens in self.hits.items()
+            id_: CacheHit(tokens=tokens, at_least_tokens=tokens, predicted=False, ranks=self.ranks.get(id_, ()))
+            for id_, tokens in self.hits.items()
         }
 
     def note_routed(
@@ -37,9 +40,11 @@ class KnownIndex:
         token_ids: Sequence[int],
         salt: str | None = None,
         lora: str | None = None,
+        rank: int = 0,
     ) -> None:
         """Remember it for the test."""
         self.routed.append((instance_id, len(token_ids)))
+        self.routed_ranks.add((instance_id, rank))
 
     def stats(self) -> IndexStats:
         """Nothing to count."""

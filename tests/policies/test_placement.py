@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.placement import SIGNALS, Candidates, place, reaches, sift
+from policies.placement import SIGNALS, Candidates, choose_rank, place, reaches, sift
 from policies.placement_rules import MainWeights, PlacementRules, PrefillWeights, RelayWeights
 from policies.types import Hit, InstanceView, Role
 from policies.valley import PrefillCurve
@@ -20,6 +20,26 @@ MAINS = [instance(f"m{index}", Role.MD) for index in range(4)]
 def pool(views: list[InstanceView], reach: tuple[int, ...]) -> Candidates:
     """Idle candidates with a known reach for a prompt of 1,000 tokens."""
     return Candidates(views, [view.load for view in views], 1000, reach)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_rank_that_has_the_prompt_is_chosen(role: Role) -> None:
+    """Of ranks that are equally busy the one with the longest prefix is chosen, whatever the role."""
+    assert choose_rank(role, [0, 900, 100], [0.0, 0.0, 0.0], 1000, PlacementRules(), FixedRng()) == 1
+
+
+def test_hot_prefix_spreads_over_ranks() -> None:
+    """A short common prefix does not draw all to one rank, and a long one only until its rank is far busier."""
+    rules, rng = PlacementRules(), FixedRng()
+    assert choose_rank(Role.MD, [50, 0], [0.5, 0.0], 1000, rules, rng) == 1
+    assert choose_rank(Role.MD, [900, 0], [0.5, 0.0], 1000, rules, rng) == 0
+    assert choose_rank(Role.MD, [900, 0], [3.0, 0.0], 1000, rules, rng) == 1
+
+
+def test_equal_ranks_are_drawn() -> None:
+    """Where nothing tells ranks apart each is drawn."""
+    drawn = {choose_rank(Role.P, [0, 0], [0.0, 0.0], 0, PlacementRules(), FixedRng(value)) for value in (0.1, 0.9)}
+    assert drawn == {0, 1}
 
 
 def test_sift_writes_the_reasons() -> None:

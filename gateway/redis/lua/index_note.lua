@@ -1,4 +1,4 @@
--- KEYS: meta, notes, deltas. ARGV: name, keys, time to live ms, most keys, stream length.
+-- KEYS: meta, notes, deltas. ARGV: name, keys, time to live ms, most keys, stream length, rank.
 local function each_chunk(packed, call)
   for from = 1, #packed, 8192 do
     local chunk = {}
@@ -29,6 +29,6 @@ end)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now_ms)
 redis.call('ZREMRANGEBYRANK', KEYS[2], 0, -tonumber(ARGV[4]) - 1)
 redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'n', ARGV[1], 'o', 'note',
-  'g', redis.call('HGET', KEYS[1], 'gen'), 's', seq, 'd', ARGV[2], 'u', ARGV[3])
+  'g', redis.call('HGET', KEYS[1], 'gen'), 's', seq, 'd', ARGV[2], 'u', ARGV[3], 'r', ARGV[6])
 for at = 1, 3 do redis.call('PEXPIRE', KEYS[at], ARGV[3]) end
 return 1

@@ -1,6 +1,6 @@
 """Reading single values out of Prometheus text."""
 
-from backends.engines.dialect import find_label, read_samples
+from backends.engines.dialect import find_label, read_by_label, read_samples
 
 TEXT = """
 # HELP vllm:running of vllm:running 3
@@ -21,6 +21,13 @@ def test_samples_of_one_name() -> None:
     assert read_samples(TEXT, "vllm:running") == [2.0, 3.0]
     assert read_samples(TEXT, "plain") == [5.0]
     assert read_samples(TEXT, "absent") == []
+
+
+def test_samples_by_label() -> None:
+    """Values are told apart by a label; series without it, and values that are none, are left out."""
+    assert read_by_label(TEXT, "vllm:running", "model") == {"a b": 2.0, "c": 3.0}
+    assert read_by_label(TEXT * 2, "vllm:running", "model") == {"a b": 4.0, "c": 6.0}
+    assert read_by_label(TEXT, "plain", "model") == {}
 
 
 def test_label() -> None:

@@ -68,6 +68,45 @@ async def test_event_sources_are_found(fake: FakeEngine, engine: VllmEngine) -> 
     assert found == (("tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"), ("ipc:///run/e.1", None))
 
 
+async def test_ranks_are_those_of_the_sources(fake: FakeEngine, engine: VllmEngine) -> None:
+    """Sources are in the order of their ranks, the tenth after the second; the first need not be 0."""
+    zmq = {"enable_kv_cache_events": True, "publisher": "zmq"}
+    fake.event_sources = {str(rank): zmq | {"endpoint": f"tcp://*:{5557 + rank}"} for rank in range(2, 12)}
+    found = await engine.probe()
+    assert [pair[0] for pair in found.event_sources] == [f"tcp://127.0.0.1:{5557 + rank}" for rank in range(2, 12)]
+    assert (found.data_parallel_size, found.first_rank) == (10, 2)
+
+
+async def test_ranks_without_events_are_those_of_the_metrics(fake: FakeEngine, engine: VllmEngine) -> None:
+    """An engine that publishes no events has metrics of each rank; its load is told by rank where there are several."""
+    assert (await engine.probe()).data_parallel_size == 1
+    assert (await engine.load()).rank_requests == ()
+    fake.metrics = "\n".join(
+        f'vllm:{name}{{engine="{rank}",model_name="demo"}} {value}'
+        for name, values in {
+            "num_requests_running": (3.0, 1.0),
+            "num_requests_waiting": (2.0, 0.0),
+            "kv_cache_usage_perc": (0.5, 0.1),
+        }.items()
+        for rank, value in reversed(list(enumerate(values)))
+    )
+    found, load = await engine.probe(), await engine.load()
+    assert (found.data_parallel_size, found.first_rank, found.event_sources) == (2, 0, ())
+    assert (load.running, load.waiting, load.kv_usage, load.rank_requests) == (4, 2, 0.5, (5, 1))
+
+
+@pytest.mark.parametrize("generates", [False, True])
+async def test_rank_is_a_header(fake: FakeEngine, engine: VllmEngine, generates: bool) -> None:
+    """Both endpoints are told the rank of a leg; a leg without one has no such header."""
+    fake.generates = generates
+    await engine.probe()
+    sampling = Sampling(temperature=0.0, repetition_penalty=1.0)
+    for rank in (None, 0, 3):
+        await collect(engine, leg(sampling=sampling, data_parallel_rank=rank))
+    assert {call.path == "/inference/v1/generate" for call in fake.calls} == {generates}
+    assert [call.headers.get("x-data-parallel-rank") for call in fake.calls] == [None, "0", "3"]
+
+
 @pytest.mark.parametrize("told", [None, {"0": {"publisher": 5}}])
 async def test_no_event_sources(fake: FakeEngine, engine: VllmEngine, told: dict[str, Any] | None) -> None:
     """An engine without discovery, or with one that makes no sense, tells of no sources."""

@@ -51,6 +51,12 @@ async def test_lending_leg_is_one_chunk_with_a_ticket(fake: FakeEngine, engine: 
     assert fake.calls[0].headers["x-request-id"] == "r-1"
 
 
+async def test_lending_leg_names_its_rank(fake: FakeEngine, engine: VllmEngine) -> None:
+    """The rank that computed the prompt is the one that lends its KV."""
+    await collect(engine, leg(lends_kv=True, data_parallel_rank=1))
+    assert fake.calls[0].headers["x-data-parallel-rank"] == "1"
+
+
 async def test_ticket_goes_out_as_it_came(fake: FakeEngine, engine: VllmEngine) -> None:
     """A leg with a ticket sends it verbatim and streams as always."""
     (lent,) = await collect(engine, leg(lends_kv=True))

@@ -36,6 +36,22 @@ def router(context: Context) -> Generator[Socket, None, None]:
         yield socket
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "second"),
+    [
+        ("tcp://10.0.0.1:5557", "tcp://10.0.0.1:5559"),
+        ("tcp://[fd00::1]:5557", "tcp://[fd00::1]:5559"),
+        ("inproc://cache", "inproc://cache_dp2"),
+    ],
+)
+def test_source_of_a_rank(endpoint: str, second: str) -> None:
+    """As vLLM has it: ports count up with the rank, and what has no port gets the rank as its end."""
+    source = EventSource(endpoint, endpoint, topic="kv")
+    assert source.of_rank(0) == source
+    assert source.of_rank(2) == EventSource(second, second, topic="kv")
+    assert EventSource(endpoint).of_rank(2).replay_endpoint is None
+
+
 def sequence(number: int) -> bytes:
     """Encode a sequence number."""
     return number.to_bytes(8, "big")

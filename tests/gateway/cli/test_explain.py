@@ -101,6 +101,7 @@ def test_what_is_read_fits_what_was_found() -> None:
             "predicted_output_tokens": 90,
             "unsplittable": None,
             "hits": {"md1": {"tokens": 64, "store_tokens": 128, "predicted": True}, "p1": None},
+            "ranks": {"md1": 3},
         },
         "estimate": None,
         "plan": {"kind": "direct", "prefill": "p1", "relay": None, "main": "md1", "link": None, "classic": True},
@@ -116,7 +117,7 @@ def test_what_is_read_fits_what_was_found() -> None:
     }
     assert list(describe(told)) == [
         "request    tiny, 5000 prompt tokens, no limit, 90 expected",
-        "cached     md1: 64 tokens, 128 in its region's store, predicted",
+        "cached     md1 rank 3: 64 tokens, 128 in its region's store, predicted",
         "cached     p1: unknown",
         "estimate   no link is involved",
         "scores     MD  -> md1: 0.500 (prefix 0.25)",

@@ -126,6 +126,31 @@ def test_legs_are_counted(instance: Instance) -> None:
     assert instance.in_flight == 0
 
 
+def test_ranks_are_as_busy_as_told_or_as_used(instance: Instance) -> None:
+    """A rank has its share of the instance's places; the greater of own legs and told requests counts."""
+    instance.capabilities = Capabilities((MODEL,), 4096, 32, streams_token_ids=True, data_parallel_size=2)
+    places = instance.spec.max_running / 2
+    assert instance.rank_loads() == [0.0, 0.0]
+    with instance.occupied(1), instance.occupied(1), instance.occupied():
+        assert instance.rank_loads() == [0.0, 2 / places]
+        assert instance.in_flight == 3
+        instance.load = EngineLoad(5, 0, 0.5, rank_requests=(4, 1))
+        assert instance.rank_loads() == [4 / places, 2 / places]
+        instance.load = EngineLoad(5, 0, 0.5, rank_requests=(4, 1, 7))
+        assert instance.rank_loads() == [0.0, 2 / places]
+    instance.load = None
+    assert instance.rank_loads() == [0.0, 0.0]
+
+
+def test_settings_win_over_what_an_engine_tells_of_ranks(instance: Instance) -> None:
+    """One that nobody asked yet has one rank; then as many as it tells, or as the settings say."""
+    assert instance.data_parallel_size == 1
+    instance.capabilities = Capabilities((MODEL,), 4096, 32, streams_token_ids=True, data_parallel_size=4)
+    assert instance.data_parallel_size == 4
+    instance.spec = replace(instance.spec, data_parallel_size=1)
+    assert instance.data_parallel_size == 1
+
+
 def test_views_follow_every_change(instance: Instance) -> None:
     """What policies see changes with the instance: capabilities, drain, legs, load, speed."""
     seen = [instance.view(0.0)]

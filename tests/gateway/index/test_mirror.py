@@ -75,12 +75,12 @@ def test_changes_of_untracked_instances_are_ignored() -> None:
     mirror = Mirror(lambda: 0.0, ignore)
     mirror.apply("gone", 0, CacheDelta(held=[1]))
     mirror.set_known("gone", True)
-    mirror.predict("gone", [1], 1.0)
+    mirror.predict("gone", 0, [1], 1.0)
     mirror.forget("gone")
     mirror.load("gone", [], True)
     mirror.admit(CacheSpec("i", "m", 16, (SOURCE,)))
     mirror.apply("i", 1, CacheDelta(held=[1]))
-    mirror.predict("i", [1], 1.0)
+    mirror.predict("i", 0, [1], 1.0)
     assert mirror.stats()["i"].blocks == 0
 
 
@@ -99,7 +99,7 @@ def test_age_of_the_last_news() -> None:
     mirror.admit(CacheSpec("p", "m", 16))
     assert mirror.stats()["i"].update_age_s is None
     mirror.apply("i", 0, CacheDelta(held=[1, 2]))
-    mirror.predict("p", [1, 2, 3], 9.0)
+    mirror.predict("p", 0, [1, 2, 3], 9.0)
     now = 7.0
     stats = mirror.stats()
     assert (stats["i"].update_age_s, stats["i"].blocks) == (2.0, 2)

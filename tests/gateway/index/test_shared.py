@@ -134,6 +134,41 @@ async def test_predictions_are_shared(rigs: Rigs) -> None:
     assert third.hit("p1").tokens == 0
 
 
+async def test_predictions_of_ranks_are_shared(rigs: Rigs) -> None:
+    """What one process routed to a rank the others predict for that rank, and a late one reads it so."""
+    first, second = await rigs(), await rigs()
+    spec = CacheSpec("p1", MODEL, 16, dp_size=2)
+    for rig in (first, second):
+        rig.index.add_instance(spec)
+    first.index.note_routed("p1", MODEL, PROMPT, rank=1)
+    first.index.note_routed("p1", MODEL, PROMPT[:32], rank=0)
+    third = await rigs()
+    third.index.add_instance(spec)
+    for rig in (first, second, third):
+        await rig.until_ranks(32, 160, instance_id="p1")
+
+
+async def test_ranks_are_shared_and_resumed(rigs: Rigs) -> None:
+    """Other processes see each rank's blocks, and the next to follow the engine goes on with both ranks."""
+    first, second = await rigs(), await rigs()
+    ranks = [await first.resources.enter_async_context(run_publisher(rank=rank)) for rank in range(2)]
+    spec = CacheSpec("md1", MODEL, 16, tuple(rank.source for rank in ranks), dp_size=2)
+    first.index.add_instance(spec)
+    for rank in ranks:
+        await rank.wait_for_subscriber()
+    second.index.add_instance(spec)
+    await ranks[0].publish(stored(HASHES[:2], PROMPT[:32]))
+    await ranks[1].publish(stored(HASHES[:4], PROMPT[:64]))
+    for rig in (first, second):
+        await rig.until_tokens(64)
+        await rig.until_ranks(32, 64)
+    await first.index.aclose()
+    await ranks[1].publish(removed(HASHES[:4]))
+    await second.until_ranks(32, 0)
+    await second.until_tokens(32)
+    assert second.count("resumed") == 1
+
+
 async def test_lease_moves_on_when_a_process_stops(rigs: Rigs) -> None:
     """A process that stops gives its lease up, and the next one goes on without losing what was known."""
     first, second = await rigs(), await rigs()

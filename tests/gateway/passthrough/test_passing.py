@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway.api.prepare import Caller
+from gateway.auth.secrets import Salts
 from gateway.config.paths import PASSED_PATHS
 from gateway.errors import GatewayError
 from gateway.http.client import Client
@@ -186,6 +187,18 @@ async def test_a_pinned_tenant_stays_in_its_regions(rig: Rig) -> None:
     upstream = rig.gateway.passing.servers.upstreams[0]
     upstream.spec = replace(upstream.spec, region="b")
     assert (await rig.ask(CHAT)).status_code == 200
+
+
+async def test_engines_get_the_adapters_salt_or_nothing(rig: Rig) -> None:
+    """An adapter's prompts are salted without tenants, too; where that cannot be said the engine is not asked."""
+    client, passing = Client(receive, send, 10.0), rig.gateway.passing
+    salts = Salts(None, frozenset({"tiny"}))
+    caller, value = Caller("t", salts=salts), {"model": "tiny", "input": "x"}
+    async with client:
+        await passing.pass_object("/v1/responses", value, Headers(), caller, client)
+        with pytest.raises(GatewayError, match="adapters' caches are kept apart"):
+            await passing.pass_object("/v1/messages", value, Headers(), caller, client)
+    assert [json.loads(body).get("cache_salt") for body in rig.md.passed] == [salts.of_model(None, "tiny")]
 
 
 async def test_engines_get_the_tenants_salt_or_nothing(rig: Rig) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -81,12 +81,20 @@ async def open_stage(
     hits: dict[str, int] | None = None,
     path: LinkedPath | None = None,
     lease_s: float = 30.0,
+    ranks: Mapping[str, tuple[int, ...]] | None = None,
 ) -> AsyncIterator[Stage]:
-    """Run the fakes and a service over them. The rules make every request a relay unless told otherwise."""
+    """Run the fakes and a service over them. The rules make every request a relay unless told otherwise.
+
+    ``ranks``: engines with data-parallel ranks, and what of the prompt is known to be on each.
+    """
+    ranks = ranks or {}
     asked = {"direct_wan_bound_s": 0, "relay": QUICK} | (rules or {})
     path = path or LinkedPath()
     async with AsyncExitStack() as stack:
-        engines = {id_: await stack.enter_async_context(FakeEngine(id_)) for id_ in ids}
+        engines = {
+            id_: await stack.enter_async_context(FakeEngine(id_, event_sources=_sources(len(ranks.get(id_, ())))))
+            for id_ in ids
+        }
         loop = asyncio.get_running_loop()
         instances = [_instance(id_, engine) for id_, engine in engines.items()]
         for instance in instances:
@@ -101,6 +109,8 @@ async def open_stage(
         aligner = Aligner(dropped.append)
         stack.push_async_callback(aligner.aclose)
         index = KnownIndex(dict.fromkeys(ids, 0) if hits is None else hits)
+        index.hits |= {id_: max(tokens) for id_, tokens in ranks.items()}
+        index.ranks |= ranks
         pools = Pools(instances, loop.time)
         service = Router(
             models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
@@ -116,6 +126,11 @@ async def open_stage(
             rng=random.Random(1),
         )
         yield Stage(service, engines, path, aligner, index, pools, dropped)
+
+
+def _sources(ranks: int) -> dict[str, Any]:
+    """What an engine with so many ranks tells of its KV events."""
+    return {str(rank): {"endpoint": f"tcp://127.0.0.1:{1 + rank}"} for rank in range(ranks)}
 
 
 def _instance(id_: str, engine: FakeEngine) -> Instance:
