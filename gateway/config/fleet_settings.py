@@ -24,9 +24,20 @@ class ModelSettings(Section, frozen=True):
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
     kv_bytes_per_token: Annotated[
-        Count,
-        Meta(description="KV of one token in bytes: 2 * layers * KV heads * head size * bytes of an element."),
-    ]
+        Count | None,
+        Meta(
+            description="KV of one token in bytes, over all layers and ranks. null: computed from `config.json`, where "
+            "sliding windows and linear states do not count; give it where the KV store keeps windows for every token "
+            "(LMCache without ``--separate-object-groups``)."
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "fp8"],
+        Meta(
+            description="Element type of the KV, to compute with. auto: the `dtype` of `config.json`, or bfloat16; "
+            "give it where the engines' `--kv-cache-dtype` or `--dtype` says other."
+        ),
+    ] = "auto"
     kv_name: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(

@@ -1,5 +1,6 @@
 """Builds models, instances and links from their settings."""
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,13 +11,20 @@ from backends.kv.bridge.client import BridgePath
 from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
-from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings
+from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, ModelSettings
 from gateway.config.settings import Settings, read_key
 from gateway.fleet.curves import BadCurve, read_curve
+from gateway.fleet.kv_layers import KvSizeUnknown
+from gateway.fleet.kv_size import KvSize, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
-from gateway.text.model import ModelDirectoryError, ServedModel, load_model
+from gateway.text.model import ModelDirectoryError, ServedModel, load_model, read_json
 from policies.types import Role
+
+log = logging.getLogger(__name__)
+
+KV_TOLERANCE = 0.01
+"""How far, of the computed number, a given ``kv_bytes_per_token`` may be off without a warning."""
 
 
 def load_models(settings: Settings) -> dict[str, ServedModel]:
@@ -36,16 +44,50 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
 
 
 def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
-    """What plans need to know of each model."""
+    """What plans need to know of each model. Raises BadSettings."""
     return {
         model.name: ModelFacts(
-            model.kv_bytes_per_token,
+            find_kv_bytes(number, model),
             served[model.name].context_tokens,
             model.cache_effective,
             model.kv_name or model.name,
         )
-        for model in settings.models
+        for number, model in enumerate(settings.models)
     }
+
+
+def find_kv_bytes(number: int, model: ModelSettings) -> int:
+    """Bytes of KV that plans count for a token: as given, else as config.json has it. Raises BadSettings."""
+    try:
+        size = size_kv(read_json(Path(model.path) / "config.json", needed=True), model.kv_dtype)
+    except (KvSizeUnknown, ModelDirectoryError) as error:
+        if model.kv_bytes_per_token is not None:
+            return model.kv_bytes_per_token
+        raise BadSettings(
+            f"models[{number}].kv_bytes_per_token: cannot be computed from config.json, so give it: {error}"
+        ) from None
+    if model.kv_bytes_per_token is not None:
+        _compare(number, model.kv_bytes_per_token, size)
+        return model.kv_bytes_per_token
+    if not size.planned_bytes:
+        raise BadSettings(
+            f"models[{number}].kv_bytes_per_token: no layer of config.json keeps tokens, only states: there is nothing "
+            "to plan a transfer by, so give what the KV store keeps for a token"
+        )
+    return size.planned_bytes
+
+
+def _compare(number: int, given: int, size: KvSize) -> None:
+    """Tell of a given number that is neither what a token adds, nor that with windows kept whole."""
+    for computed in (size.per_token_bytes, size.unwindowed_bytes):
+        if abs(given - computed) <= KV_TOLERANCE * computed:
+            return
+    log.warning(
+        "models[%d].kv_bytes_per_token: %d is given and used, but config.json makes it %d",
+        number,
+        given,
+        size.planned_bytes,
+    )
 
 
 def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]) -> Instance:
