@@ -149,7 +149,7 @@ class Cluster:
         async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
             return dict((await client.get(f"{self.children['wan'].url}/stats")).json())
 
-    def settings(self, listen: str, kv_bytes_per_token: int) -> dict[str, Any]:
+    def settings(self, listen: str) -> dict[str, Any]:
         engines = []
         for name, child in self.children.items():
             if name in self.kv_events:
@@ -164,7 +164,7 @@ class Cluster:
         link: dict[str, Any] = {"source": "a", "dest": "b", "bridge": self.through_link["bridge"]}
         link |= {"dialect": plan.kit.dialect, "chunk_tokens": plan.kit.chunk_tokens}
         link |= {"dtype": plan.dtype, "rate_mbit": plan.rate_mbit}
-        model = {"name": MODEL, "path": str(plan.model), "kv_bytes_per_token": kv_bytes_per_token}
+        model: dict[str, Any] = {"name": MODEL, "path": str(plan.model), "kv_dtype": plan.dtype}
         model |= {"kv_name": plan.kit.kv_name}
         return {
             "listen": listen,

@@ -74,6 +74,7 @@ def find_kv_bytes(number: int, model: ModelSettings) -> int:
             f"models[{number}].kv_bytes_per_token: no layer of config.json keeps tokens, only states: there is nothing "
             "to plan a transfer by, so give what the KV store keeps for a token"
         )
+    log.info("models[%d]: %d bytes of KV a token, %d a sequence", number, size.planned_bytes, size.fixed_bytes)
     return size.planned_bytes
 
 

@@ -197,7 +197,7 @@ def _kv_heads(text: Config, is_windowed: bool) -> int:
 
 
 def _head_dim(text: Config, is_windowed: bool) -> int:
-    names = ("head_dim", "attention_head_dim", "kv_channels")
+    names: tuple[str, ...] = ("head_dim", "attention_head_dim", "kv_channels")
     if not is_windowed and "per_layer_config" not in text:  # Gemma 4, which transformers writes out layer by layer
         names = ("global_head_dim", *names)
     given = whole_number(text, *names)
