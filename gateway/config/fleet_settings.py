@@ -143,9 +143,20 @@ class LinkSettings(Section, frozen=True):
         Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
     ] = 30.0
     world_size: Annotated[int, Meta(ge=1, le=255, description="Tensor-parallel ranks of the engines.")] = 1
-    dialect: Annotated[Literal["lmcache", "lmcache-mp"], Meta(description="How the stores spell chunk keys.")] = (
-        "lmcache"
-    )
+    dialect: Annotated[
+        Literal["lmcache-mp", "lmcache"],
+        Meta(
+            description="How the stores spell chunk keys. lmcache-mp: LMCache servers (LMCacheMPConnector). lmcache: "
+            "LMCache inside the engines; needs ``hash_seed``."
+        ),
+    ] = "lmcache-mp"
+    hash_seed: Annotated[
+        Annotated[int, Meta(ge=0, lt=1 << 32)] | Literal["no_vllm"] | None,
+        Meta(
+            description="Dialect lmcache, and only there: PYTHONHASHSEED of the vLLM processes, the same for all. "
+            "no_vllm: LMCache runs without vLLM, as in `pdd engine`."
+        ),
+    ] = None
     chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
         "bfloat16"

@@ -134,7 +134,8 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
     """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
     path: MeasuredPath
     if link.bridge is not None:
-        path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size)
+        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
+        path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size, hash_seed=seed)
     elif link.cache_server is not None:
         path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
     else:
