@@ -71,6 +71,19 @@ def needed_number(config: Config, *keys: str) -> int:
     return found
 
 
+def count_of(config: Config, key: str) -> int:
+    """A number that may be 0, as it is where the key is missing. Raises KvSizeUnknown."""
+    return whole_number({key: config.get(key) or None}, key) or 0
+
+
+def section(config: Config, key: str) -> Config:
+    """The object under ``key``; an empty one where it is not there. Raises KvSizeUnknown."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise KvSizeUnknown(f"{key} is {value!r}, not an object")
+    return value or {}
+
+
 def find_window(config: Config) -> int | None:
     """Tokens that a windowed layer keeps; None where that is all that the model can read."""
     window = whole_number(config, *_WINDOW_KEYS)
@@ -87,8 +100,8 @@ def find_layers(config: Config) -> list[Keeps]:
         layers = [_look_up(_BY_LETTER, letter, "hybrid_override_pattern") for letter in pattern]
     else:
         layers = _listed(config) or _counted(config, needed_number(config, *_COUNT_KEYS))
-    shared = whole_number({"num_kv_shared_layers": config.get("num_kv_shared_layers") or None}, "num_kv_shared_layers")
-    if shared is not None:  # Gemma 3n: the last layers read the KV of layers before them
+    shared = count_of(config, "num_kv_shared_layers")
+    if shared:  # Gemma 3n: the last layers read the KV of layers before them
         layers = layers[:-shared] + [Keeps.NOTHING] * shared
     if find_window(config) is None:
         layers = [Keeps.ALL if kept is Keeps.WINDOW else kept for kept in layers]
@@ -120,18 +133,17 @@ def _listed(config: Config) -> list[Keeps] | None:
 
 def _numbered(config: Config) -> list[Keeps] | None:
     """Layers of which those with attention are named by number; the others keep states."""
-    kimi = config.get("linear_attn_config")
     for key, first, numbers in (
-        ("linear_attn_config", 1, kimi.get("full_attn_layers") if isinstance(kimi, Mapping) else None),
+        ("linear_attn_config", 1, section(config, "linear_attn_config").get("full_attn_layers")),
         ("attn_layer_indices", 0, config.get("attn_layer_indices")),
         ("full_attn_idxs", 0, config.get("full_attn_idxs")),
     ):
         if numbers is not None:
             count = needed_number(config, *_COUNT_KEYS)
-            full = frozenset(numbers)
-            if not full <= frozenset(range(first, first + count)):
+            layers = range(first, first + count)
+            if not isinstance(numbers, list) or any(number not in layers for number in numbers):
                 raise KvSizeUnknown(f"{key} names layers that the model does not have")
-            return [Keeps.ALL if first + number in full else Keeps.STATE for number in range(count)]
+            return [Keeps.ALL if number in numbers else Keeps.STATE for number in layers]
     return None
 
 
@@ -155,7 +167,7 @@ def _counted(config: Config, count: int) -> list[Keeps]:
     if whole_number(config, *_WINDOW_KEYS) is None or config.get("use_sliding_window") is False:
         return [Keeps.ALL] * count
     if config.get("use_sliding_window") is True:  # Qwen2: the first layers see everything
-        whole = min(count, config.get("max_window_layers") or 0)
+        whole = min(count, count_of(config, "max_window_layers"))
         return [Keeps.ALL] * whole + [Keeps.WINDOW] * (count - whole)
     return _alternating(config, count)
 

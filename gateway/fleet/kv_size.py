@@ -8,7 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from gateway.fleet.kv_layers import Config, Keeps, KvSizeUnknown, find_layers, find_window, needed_number, whole_number
+from gateway.fleet.kv_layers import (
+    Config,
+    Keeps,
+    KvSizeUnknown,
+    find_layers,
+    find_window,
+    needed_number,
+    section,
+    whole_number,
+)
 
 ELEMENT_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1})
 
@@ -95,7 +104,8 @@ def size_kv(config: Config, kv_dtype: str = "auto") -> KvSize:
     for key, reason in _NOT_COMPUTED.items():
         if text.get(key):
             raise KvSizeUnknown(f"{key} is set ({reason})")
-    text = {**_FAMILIES.get(str(text.get("model_type")), {}), **text}
+    family = str(text.get("model_type"))
+    text = {**_FAMILIES.get(family, {}), **text, "model_type": family}
     written = _written_dtype(text, config)
     dtype = written if kv_dtype == "auto" else kv_dtype
     per_token = window_bytes = states = 0
@@ -113,11 +123,11 @@ def size_kv(config: Config, kv_dtype: str = "auto") -> KvSize:
 
 def _attentions(text: Config) -> Iterator[tuple[Config, Keeps]]:
     """Every layer's configuration and what it keeps; a layer with two attentions twice."""
-    changes = text.get("per_layer_config") or {}
+    changes = section(text, "per_layer_config")
     each = 2 if text.get("model_type") in _TWO_ATTENTIONS_A_LAYER else 1
     for number, kept in enumerate(find_layers(text)):
         for _ in range(each):
-            yield {**text, **changes.get(str(number), {})}, kept
+            yield {**text, **section(changes, str(number))}, kept
 
 
 def _find_text(config: Config) -> Config:
@@ -170,7 +180,7 @@ def _index_bytes(text: Config) -> int:
     kinds = text.get("indexer_types")
     if isinstance(kinds, list):
         layers = sum(kind == "full" for kind in kinds[:layers])
-    elif text.get("index_topk_pattern") or (text.get("index_topk_freq") or 1) > 1:
+    elif text.get("index_topk_pattern") or (whole_number(text, "index_topk_freq") or 1) > 1:
         raise KvSizeUnknown("index_topk_freq or index_topk_pattern is set, and indexer_types is missing")
     width = needed_number(text, "index_head_dim")
     return layers * (width + width // _INDEX_GROUP * 4)
@@ -190,9 +200,8 @@ def _kv_heads(text: Config, is_windowed: bool) -> int:
     grouped = whole_number(text, "num_key_value_heads", "num_kv_heads", "n_head_kv")
     if grouped is None and text.get("multi_query_attention"):  # ChatGLM
         grouped = needed_number(text, "multi_query_group_num")
-    nested = text.get("attn_config")  # MPT, DBRX
-    if grouped is None and isinstance(nested, Mapping):
-        grouped = whole_number(nested, "kv_n_heads")
+    if grouped is None:  # MPT, DBRX
+        grouped = whole_number(section(text, "attn_config"), "kv_n_heads")
     return grouped or _query_heads(text)
 
 
@@ -233,7 +242,7 @@ def _delta_net(text: Config) -> tuple[int, int]:
 
 
 def _kimi_delta(text: Config) -> tuple[int, int]:
-    linear = {**text, **(text.get("linear_attn_config") or {})}
+    linear = {**text, **section(text, "linear_attn_config")}
     heads = needed_number(linear, "linear_num_heads", "num_heads")
     size = needed_number(linear, "linear_head_dim", "head_dim")
     convolved = 3 * heads * size * _convolved_tokens(linear, "short_conv_kernel_size", "linear_conv_kernel_dim")

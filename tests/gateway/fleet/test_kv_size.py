@@ -1,8 +1,11 @@
 """KV sizes of real models, computed by hand beside what the code makes of their config.json."""
 
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.fleet.kv_layers import KvSizeUnknown
 from gateway.fleet.kv_size import KvSize, size_kv
@@ -157,3 +160,23 @@ def test_unknown_shapes_are_refused(change: dict[str, Any], key: str) -> None:
     """What is not understood is never guessed; the message names the key."""
     with pytest.raises(KvSizeUnknown, match=key):
         size_kv({**models.QWEN3_32B, **change})
+
+
+KEYS = sorted(
+    {key for config in vars(models).values() if isinstance(config, dict) for key in config} | {"index_topk_freq"}
+)
+SCALARS = st.one_of(
+    st.none(), st.booleans(), st.integers(-1, 200), st.floats(0, 2), st.sampled_from(["mamba", "LG", ""])
+)
+VALUES = st.one_of(
+    SCALARS,
+    st.lists(st.one_of(SCALARS, st.just([0])), max_size=4),
+    st.dictionaries(st.sampled_from(["num_heads", "kv_n_heads", "full_attn_layers", "0"]), SCALARS, max_size=3),
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5))
+def test_any_config_is_computed_or_refused(change: dict[str, Any]) -> None:
+    """Values of the wrong kind are refused like any other shape that is not known."""
+    with contextlib.suppress(KvSizeUnknown):
+        size_kv({"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, **change})
