@@ -46,5 +46,6 @@ def _bare(here: inspect.Type) -> inspect.Type:
         if isinstance(here, inspect.Metadata):
             here = here.type
         else:
-            here = next(one for one in here.types if not isinstance(one, inspect.NoneType))
+            words = [one for one in here.types if isinstance(one, inspect.LiteralType)]
+            here = next(one for one in (*words, *here.types) if not isinstance(one, inspect.NoneType))
     return here

@@ -9,6 +9,7 @@ import msgspec
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.rulebook import RuleBook
 from gateway.config.settings import Settings
+from gateway.fleet.build import find_kv_bytes
 from policies.eligibility import RequestFeatures, unsplittable_reason
 from policies.route import choose_plan
 from policies.rule_documents import DEFAULT
@@ -38,11 +39,12 @@ class TraceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def rehearse(settings: Settings, trace: Path, old: RuleBook, new: RuleBook) -> Iterator[str]:
     """Yield a line for each request whose plan would change, and a sum. Raises BadSettings."""
+    kv_bytes = {model.name: find_kv_bytes(number, model) for number, model in enumerate(settings.models)}
     count = changed = 0
     for number, row in read_trace(trace):
         count += 1
         key = row.session or row.id or str(number)
-        plans = [_decide(settings, row, book.of(row.tenant, key), number) for book in (old, new)]
+        plans = [_decide(settings, kv_bytes, row, book.of(row.tenant, key), number) for book in (old, new)]
         if plans[0] != plans[1]:
             changed += 1
             yield f"{trace.name}:{number}  {row.tenant}, {row.prompt_tokens} tokens: {plans[0]}  =>  {plans[1]}"
@@ -63,7 +65,7 @@ def read_trace(path: Path) -> Iterator[tuple[int, TraceRow]]:
                 raise BadSettings(f"{path}:{number}: {error}") from None
 
 
-def _decide(settings: Settings, row: TraceRow, rules: Rules, seed: int) -> str:
+def _decide(settings: Settings, kv_bytes: Mapping[str, int], row: TraceRow, rules: Rules, seed: int) -> str:
     model = row.model or settings.models[0].name
     facts = Facts(
         model=model,
@@ -75,14 +77,14 @@ def _decide(settings: Settings, row: TraceRow, rules: Rules, seed: int) -> str:
         tenant=row.tenant,
     )
     try:
-        plan = choose_plan(facts, _idle(settings, model, row.running), rules, random.Random(seed)).plan
+        plan = choose_plan(facts, _idle(settings, kv_bytes, model, row.running), rules, random.Random(seed)).plan
     except NoInstance as error:
         return str(error)
     path = " -> ".join(name for name in (plan.prefill, plan.relay, plan.main) if name)
     return f"{plan.kind} {path} ({plan.reason})"
 
 
-def _idle(settings: Settings, model: str, running: Mapping[str, int]) -> Snapshot:
+def _idle(settings: Settings, kv_bytes: Mapping[str, int], model: str, running: Mapping[str, int]) -> Snapshot:
     """The fleet of the settings, all well, with the links at their assumed rates."""
     found = next((one for one in settings.models if one.name == model), None)
     if found is None:
@@ -102,7 +104,7 @@ def _idle(settings: Settings, model: str, running: Mapping[str, int]) -> Snapsho
     return Snapshot(
         instances=views,
         links=links,
-        kv_bytes_per_token=found.kv_bytes_per_token,
+        kv_bytes_per_token=kv_bytes[model],
         kv_chunk_tokens=max((one.chunk_tokens for one in settings.links), default=1),
         prefix_cache_effective=found.cache_effective,
         singular=UNUSED_BUDGET,

@@ -24,9 +24,20 @@ class ModelSettings(Section, frozen=True):
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
     kv_bytes_per_token: Annotated[
-        Count,
-        Meta(description="KV of one token in bytes: 2 * layers * KV heads * head size * bytes of an element."),
-    ]
+        Count | None,
+        Meta(
+            description="KV of one token in bytes, over all layers and ranks. null: computed from `config.json`, where "
+            "sliding windows and linear states do not count; give it where the KV store keeps windows for every token "
+            "(LMCache without ``--separate-object-groups``)."
+        ),
+    ] = None
+    kv_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "fp8"],
+        Meta(
+            description="Element type of the KV, to compute with. auto: the `dtype` of `config.json`, or bfloat16; "
+            "give it where the engines' `--kv-cache-dtype` or `--dtype` says other."
+        ),
+    ] = "auto"
     kv_name: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
@@ -148,9 +159,20 @@ class LinkSettings(Section, frozen=True):
         Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
     ] = 30.0
     world_size: Annotated[int, Meta(ge=1, le=255, description="Tensor-parallel ranks of the engines.")] = 1
-    dialect: Annotated[Literal["lmcache", "lmcache-mp"], Meta(description="How the stores spell chunk keys.")] = (
-        "lmcache"
-    )
+    dialect: Annotated[
+        Literal["lmcache-mp", "lmcache"],
+        Meta(
+            description="How the stores spell chunk keys. lmcache-mp: LMCache servers (LMCacheMPConnector). lmcache: "
+            "LMCache inside the engines; needs ``hash_seed``."
+        ),
+    ] = "lmcache-mp"
+    hash_seed: Annotated[
+        Annotated[int, Meta(ge=0, lt=1 << 32)] | Literal["no_vllm"] | None,
+        Meta(
+            description="Dialect lmcache, and only there: PYTHONHASHSEED of the vLLM processes, the same for all. "
+            "no_vllm: LMCache runs without vLLM, as in `pdd engine`."
+        ),
+    ] = None
     chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
         "bfloat16"

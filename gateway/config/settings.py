@@ -271,12 +271,22 @@ def check_references(settings: Settings) -> None:
         for key in ("source", "dest"):
             if getattr(link, key) not in regions:
                 raise BadSettings(f"links[{number}].{key}: no engine is in region {getattr(link, key)!r}")
-        for key, path in (("bridge", "bridge"), ("cache_server", "prefetch")):
-            is_given = getattr(link, key) is not None
-            if is_given != (link.path == path):
-                raise BadSettings(
-                    f"links[{number}].{key}: path {link.path} {'has no' if is_given else 'needs a'} {key}"
-                )
+        _check_link(f"links[{number}]", link)
+
+
+def _check_link(where: str, link: LinkSettings) -> None:
+    for key, path in (("bridge", "bridge"), ("cache_server", "prefetch")):
+        is_given = getattr(link, key) is not None
+        if is_given != (link.path == path):
+            raise BadSettings(f"{where}.{key}: path {link.path} {'has no' if is_given else 'needs a'} {key}")
+    if link.dialect == "lmcache-mp" and link.hash_seed is not None:
+        raise BadSettings(f"{where}.hash_seed: dialect lmcache-mp has none")
+    if link.dialect == "lmcache" and link.hash_seed is None:
+        raise BadSettings(
+            f"{where}.hash_seed: dialect lmcache needs it. LMCache inside vLLM chains its keys from PYTHONHASHSEED, or "
+            "from a random number where that is not set: start all engines with the same one and give it here, or use "
+            "LMCache servers (dialect lmcache-mp)"
+        )
 
 
 def _unique(key: str, names: list[str]) -> set[str]:

@@ -60,6 +60,7 @@ class EngineKit(Protocol):
     """What the engines of both regions are. The fields tell how they name the KV that they keep in the stores."""
 
     dialect: str
+    hash_seed: str | None
     chunk_tokens: int
     kv_name: str | None
 
@@ -80,6 +81,7 @@ class ReferenceKit:
     """The reference engine, with LMCache inside it."""
 
     dialect = "lmcache"
+    hash_seed: str | None = "no_vllm"
     chunk_tokens = KV_CHUNK_TOKENS
     kv_name: str | None = None
 
@@ -149,7 +151,7 @@ class Cluster:
         async with httpx.AsyncClient(timeout=CONTROL_TIMEOUT_S) as client:
             return dict((await client.get(f"{self.children['wan'].url}/stats")).json())
 
-    def settings(self, listen: str, kv_bytes_per_token: int) -> dict[str, Any]:
+    def settings(self, listen: str) -> dict[str, Any]:
         engines = []
         for name, child in self.children.items():
             if name in self.kv_events:
@@ -162,9 +164,9 @@ class Cluster:
                 engines.append(engine | events | {"max_running": 16} | self.plan.kit.settings(name))
         plan = self.plan
         link: dict[str, Any] = {"source": "a", "dest": "b", "bridge": self.through_link["bridge"]}
-        link |= {"dialect": plan.kit.dialect, "chunk_tokens": plan.kit.chunk_tokens}
+        link |= {"dialect": plan.kit.dialect, "hash_seed": plan.kit.hash_seed, "chunk_tokens": plan.kit.chunk_tokens}
         link |= {"dtype": plan.dtype, "rate_mbit": plan.rate_mbit}
-        model = {"name": MODEL, "path": str(plan.model), "kv_bytes_per_token": kv_bytes_per_token}
+        model: dict[str, Any] = {"name": MODEL, "path": str(plan.model), "kv_dtype": plan.dtype}
         model |= {"kv_name": plan.kit.kv_name}
         return {
             "listen": listen,

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -70,7 +69,7 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
     listener = bind(host, port)
     plan = ClusterPlan(args.model, args.rate_mbit, args.delay_ms)
     async with run_cluster(plan, lambda step: console.print(f"[dim]{step}[/dim]")) as cluster:
-        document = cluster.settings(args.listen, kv_bytes_per_token(args.model))
+        document = cluster.settings(args.listen)
         settings = parse_settings(document)
         (cluster.folder / CONFIG).write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
         async with open_gateway(settings) as gateway:
@@ -89,7 +88,7 @@ async def _show(
     rtt_s = await measure_rtt(cluster.through_link["md1"]) - await measure_rtt(cluster.children["md1"].url)
     console.print("[dim]warming up[/dim]")
     warm = await warm_up(base_url)
-    tokens = args.tokens or outlast_transfer(args, warm.median_itl_s)
+    tokens = args.tokens or outlast_transfer(args, gateway.service.models[MODEL].kv_bytes_per_token, warm.median_itl_s)
     stage = ScenarioStage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
     runs = await run_scenarios(stage, args.words, tokens)
     print_table(console, runs, rtt_s)
@@ -112,17 +111,8 @@ async def _show(
     return 0 if identical else 1
 
 
-def outlast_transfer(args: argparse.Namespace, itl_s: float) -> int:
+def outlast_transfer(args: argparse.Namespace, kv_bytes_per_token: int, itl_s: float) -> int:
     """Length of an answer that RLD cannot end before a cold prompt's KV has crossed, so that MD has its part."""
-    prompt_bytes = args.words * TOKENS_PER_WORD * kv_bytes_per_token(args.model)
+    prompt_bytes = args.words * TOKENS_PER_WORD * kv_bytes_per_token
     crossing_s = prompt_bytes * 8 / (args.rate_mbit * 1e6)
     return min(LONGEST_ANSWER_TOKENS, 60 + int(1.2 * crossing_s / max(itl_s, 0.001)))
-
-
-def kv_bytes_per_token(model: Path, bytes_per_value: int = 4) -> int:
-    """KV of one token from a model directory's config.json."""
-    config = msgspec.json.decode((model / "config.json").read_bytes(), type=dict[str, Any])
-    heads = config["num_attention_heads"]
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
-    kv_heads = config.get("num_key_value_heads") or heads
-    return int(2 * config["num_hidden_layers"] * kv_heads * head_size * bytes_per_value)

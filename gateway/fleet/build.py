@@ -12,19 +12,23 @@ from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
 from backends.kv.subscriber import EventSource
-from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings
+from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, ModelSettings
 from gateway.config.settings import Settings, read_key
 from gateway.fleet.curves import BadCurve, read_curve
+from gateway.fleet.kv_layers import KvSizeUnknown
+from gateway.fleet.kv_size import KvSize, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
-from gateway.text.model import ModelDirectoryError, ServedModel, load_model
+from gateway.text.model import ModelDirectoryError, ServedModel, load_model, read_json
 from policies.types import Role
 
 log = logging.getLogger(__name__)
 
 ASSUMED_BLOCK_TOKENS = 16
 """Block size of an engine that does not tell its own."""
+KV_TOLERANCE = 0.01
+"""How far, of the computed number, a given ``kv_bytes_per_token`` may be off without a warning."""
 
 
 def load_models(settings: Settings) -> dict[str, ServedModel]:
@@ -44,16 +48,51 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
 
 
 def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[str, ModelFacts]:
-    """What plans need to know of each model."""
+    """What plans need to know of each model. Raises BadSettings."""
     return {
         model.name: ModelFacts(
-            model.kv_bytes_per_token,
+            find_kv_bytes(number, model),
             served[model.name].context_tokens,
             model.cache_effective,
             model.kv_name or model.name,
         )
-        for model in settings.models
+        for number, model in enumerate(settings.models)
     }
+
+
+def find_kv_bytes(number: int, model: ModelSettings) -> int:
+    """Bytes of KV that plans count for a token: as given, else as config.json has it. Raises BadSettings."""
+    try:
+        size = size_kv(read_json(Path(model.path) / "config.json", needed=True), model.kv_dtype)
+    except (KvSizeUnknown, ModelDirectoryError) as error:
+        if model.kv_bytes_per_token is not None:
+            return model.kv_bytes_per_token
+        raise BadSettings(
+            f"models[{number}].kv_bytes_per_token: cannot be computed from config.json, so give it: {error}"
+        ) from None
+    if model.kv_bytes_per_token is not None:
+        _compare(number, model.kv_bytes_per_token, size)
+        return model.kv_bytes_per_token
+    if not size.planned_bytes:
+        raise BadSettings(
+            f"models[{number}].kv_bytes_per_token: no layer of config.json keeps tokens, only states: there is nothing "
+            "to plan a transfer by, so give what the KV store keeps for a token"
+        )
+    log.info("models[%d]: %d bytes of KV a token, %d a sequence", number, size.planned_bytes, size.fixed_bytes)
+    return size.planned_bytes
+
+
+def _compare(number: int, given: int, size: KvSize) -> None:
+    """Tell of a given number that is neither what a token adds, nor that with windows kept whole."""
+    for computed in (size.per_token_bytes, size.unwindowed_bytes):
+        if abs(given - computed) <= KV_TOLERANCE * computed:
+            return
+    log.warning(
+        "models[%d].kv_bytes_per_token: %d is given and used, but config.json makes it %d",
+        number,
+        given,
+        size.planned_bytes,
+    )
 
 
 def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]) -> Instance:
@@ -124,7 +163,8 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
     """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
     path: MeasuredPath
     if link.bridge is not None:
-        path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size)
+        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
+        path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size, hash_seed=seed)
     elif link.cache_server is not None:
         path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
     else:

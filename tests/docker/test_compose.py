@@ -5,12 +5,13 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
 from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.auth.exposure import check_exposure
-from gateway.demo.command import kv_bytes_per_token
+from gateway.fleet.kv_size import size_kv
 from tests.docker.files import (
     DOCKER,
     ROOT,
@@ -129,8 +130,9 @@ def test_engines_and_settings_agree_on_the_kv(compose: dict[str, Any]) -> None:
         assert (options.served_model_name, str(options.model)) == (model.name, model.path)
         region = "b" if options.role == "main" else "a"
         assert host_port(options.kv_store) == (f"store-{region}", 6379)
-    bytes_per_value = {"float32": 4, "bfloat16": 2}[link.dtype]
-    assert model.kv_bytes_per_token == kv_bytes_per_token(MODEL_DIR, bytes_per_value)
+        assert (link.dialect, link.hash_seed) == ("lmcache", "no_vllm")
+    config = msgspec.json.decode((MODEL_DIR / "config.json").read_bytes())
+    assert size_kv(config, model.kv_dtype) == size_kv(config, link.dtype)
 
 
 def test_the_bridge_pulls_over_the_link(compose: dict[str, Any]) -> None:

@@ -66,6 +66,7 @@ class VllmKit:
     """
 
     dialect = "lmcache-mp"
+    hash_seed: str | None = None
 
     def __init__(self, python: Path, model: Path, chunk_tokens: int = 256) -> None:
         self.chunk_tokens = chunk_tokens
@@ -110,6 +111,7 @@ class NixlKit:
     """vLLM instances that read each other's KV by NIXL, over TCP on this machine."""
 
     dialect = "lmcache-mp"
+    hash_seed: str | None = None
     chunk_tokens = BLOCK_TOKENS
     kv_name: str | None = None
 

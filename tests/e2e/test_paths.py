@@ -35,7 +35,7 @@ async def engines(regions: Regions, kit: VllmKit) -> AsyncIterator[list[dict[str
             events = await find_kv_events(client, engine.url)
         cluster.children[FAR] = engine
         far = {"id": FAR, "role": "MD", "model": MODEL, "region": "b", "url": engine.url, "kv_events": events.endpoint}
-        known = cluster.settings("127.0.0.1:0", 1)["engines"]
+        known = cluster.settings("127.0.0.1:0")["engines"]
         yield [one for one in known if one["role"] != "MD"] + [far | kit.settings(FAR)]
     finally:
         cluster.children.pop(FAR, None)

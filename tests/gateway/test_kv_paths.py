@@ -33,6 +33,8 @@ def settings_of(link: dict[str, Any]) -> Settings:
     [
         ({"bridge": URL}, BridgePath),
         ({"path": "bridge", "bridge": URL}, BridgePath),
+        ({"bridge": URL, "dialect": "lmcache", "hash_seed": 0}, BridgePath),
+        ({"bridge": URL, "dialect": "lmcache", "hash_seed": "no_vllm"}, BridgePath),
         ({"path": "prefetch", "cache_server": URL}, PrefetchPath),
         ({"path": "engine_pull"}, EnginePull),
         ({"path": "nixl", "lease_s": 12}, NixlPull),
@@ -58,6 +60,10 @@ async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
         ({"path": "carrier_pigeon"}, r"links\[0\].path"),
         ({"path": "nixl", "lease_s": 0}, r"links\[0\].lease_s"),
         ({"bridge": URL, "world_size": 0}, r"links\[0\].world_size"),
+        ({"bridge": URL, "dialect": "lmcache"}, r"links\[0\].hash_seed: .* PYTHONHASHSEED, or from a random number"),
+        ({"bridge": URL, "hash_seed": 0}, r"links\[0\].hash_seed: dialect lmcache-mp has none"),
+        ({"bridge": URL, "dialect": "lmcache", "hash_seed": -1}, r"links\[0\].hash_seed"),
+        ({"bridge": URL, "dialect": "lmcache", "hash_seed": "random"}, r"it may be no_vllm - at .*hash_seed"),
     ],
 )
 def test_link_that_is_none(link: dict[str, Any], message: str) -> None:

@@ -19,7 +19,6 @@ from backends.transport.serving import bind, serve
 from gateway.app import Gateway, open_gateway
 from gateway.config.settings import parse_settings
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, EngineKit, ReferenceKit, bridge_child, run_cluster
-from gateway.demo.command import kv_bytes_per_token
 from gateway.demo.scenarios import run_alone
 from policies.rules import parse_rules
 
@@ -220,7 +219,7 @@ async def open_front(cluster: Cluster, changes: dict[str, Any], seed: int = 0) -
     Prompts follow from ``seed``: two gateways of one cluster need different ones, or KV of the same prompts is there.
     """
     listener = bind("127.0.0.1", 0)
-    settings = parse_settings(cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR)) | changes)
+    settings = parse_settings(cluster.settings("127.0.0.1:0") | changes)
     async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
         serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
         try:

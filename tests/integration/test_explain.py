@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.demo.cluster import MODEL
-from gateway.demo.command import kv_bytes_per_token
 from tests.gateway.cli.fleet import pdd
 from tests.integration.regions import Regions, eventually
 
@@ -24,7 +22,7 @@ async def test_the_decision_follows_the_caches(
 ) -> None:
     """A long new prompt would be relayed; once it was answered it would go direct; when singular pays, it is that."""
     config, request = tmp_path / "gateway.yaml", tmp_path / "request.json"
-    document = whole.cluster.settings("127.0.0.1:0", kv_bytes_per_token(MODEL_DIR))
+    document = whole.cluster.settings("127.0.0.1:0")
     body: dict[str, Any] = {"model": MODEL, "max_tokens": 24, "temperature": 0}
 
     async def explain(content: str, **rules: Any) -> dict[str, Any]:

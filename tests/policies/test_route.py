@@ -137,6 +137,23 @@ def test_bound_edges(bound: float, prompt: int, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("kv_bytes", "total_s", "kind"),
+    [
+        (1_748_992, 11.1, "relay"),  # 2 x 61 layers x 128 heads x 56 x 2: heads, as if each had KV of its own
+        (70_272, 0.446, "direct"),  # 61 x (512 + 64) x 2: the latent that they share
+    ],
+)
+def test_the_size_of_kv_decides(kv_bytes: int, total_s: float, kind: str) -> None:
+    """A cold prompt for DeepSeek V3 over 10 Gbit/s: counted in heads it seems slow, though its KV is there at once."""
+    line = link(rate_bytes_per_s=1.25e9, rtt_s=0.0)
+    seen = snapshot(links=(line,), kv_bytes_per_token=kv_bytes)
+    decision = decide(facts(31 * 256), seen)
+    assert decision.plan.kind == kind
+    assert decision.estimate is not None
+    assert decision.estimate.total_s == pytest.approx(total_s, abs=0.01)
+
+
+@pytest.mark.parametrize(
     ("gap_s", "kind"),
     [(None, "direct"), (0.1, "relay"), (9.0, "direct")],
 )

@@ -38,15 +38,17 @@ class _Urgency:
 
 
 class BridgePath:
-    """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks."""
+    """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks, and
+    ``hash_seed`` is that of ``KeyRequest``."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
-    def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1) -> None:
+    def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1, hash_seed: int | None = None) -> None:
         self._origin = HttpOrigin(url)
         self._dtype = dtype
         self._world_size = world_size
         self._urgencies: dict[str, _Urgency] = {}
+        self._hash_seed = hash_seed
 
     async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
         """See ``KvPath``. A bridge that is away, refuses, dies or does not keep the deadline raises TransferFailed."""
@@ -62,6 +64,7 @@ class BridgePath:
                 salt=request.salt,
                 dtype=self._dtype,
                 world_size=self._world_size,
+                hash_seed=self._hash_seed,
                 deadline_s=request.deadline_s,
                 priority=request.priority,
             )

@@ -3,7 +3,8 @@
 Two dialects, both of LMCache 0.5.6:
 
 ``lmcache``     LMCache inside the engine. A chunk is two strings: ``<key>kv_bytes``, and ``<key>metadata``, which is
-                written last and makes the chunk exist.
+                written last and makes the chunk exist. Hashes are chained from vLLM's NONE_HASH, which follows from its
+                PYTHONHASHSEED and is random without one; LMCache without vLLM chains from 0.
 ``lmcache-mp``  LMCache as a server of its own. A chunk is one string.
 
 Only full chunks have keys. Each chunk's hash covers all tokens before it.
@@ -17,6 +18,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from blake3 import blake3
+
+from backends.kv.bridge.python_hash import hash_text
 
 _DTYPE_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16", "float64": "double", "uint8": "uint8"}
 _DTYPE_WIDTHS_BYTES = {1: 2, 2: 2, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 1}
@@ -34,7 +37,10 @@ class KeysRefused(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """Everything that a chunk's key depends on. ``world_size``: tensor-parallel ranks, each with keys of its own."""
+    """Everything that a chunk's key depends on. ``world_size``: tensor-parallel ranks, each with keys of its own.
+
+    ``hash_seed``: PYTHONHASHSEED of the vLLM processes that LMCache runs in; None: there is no vLLM around it.
+    """
 
     model: str
     token_ids: Sequence[int]
@@ -42,6 +48,7 @@ class KeyRequest:
     salt: str | None = None
     dtype: str = "float32"
     world_size: int = 1
+    hash_seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +116,8 @@ def _spell_in_process(request: KeyRequest) -> Iterator[str]:
     if dtype is None:
         raise KeysRefused(f"dtype must be one of {', '.join(_DTYPE_NAMES)}")
     tag = f"@salt%{hashlib.sha256(request.salt.encode()).hexdigest()[:32]}" if request.salt else ""
-    chained = 0
+    # vLLM's init_none_hash: the hash of the seed as the environment spells it.
+    chained = 0 if request.hash_seed is None else hash_text(str(request.hash_seed), request.hash_seed)
     for chunk in _full_chunks(request):
         chained = hash((chained, chunk, ()))
         for rank in range(request.world_size):

@@ -177,6 +177,7 @@ def _chunks(wanted: TransferOrder) -> list[ChunkId]:
         salt=wanted.salt,
         dtype=wanted.dtype,
         world_size=wanted.world_size,
+        hash_seed=wanted.hash_seed,
     )
     return [ChunkId(wanted.dialect, key) for key in DIALECTS[wanted.dialect].chunk_keys(request)]
 

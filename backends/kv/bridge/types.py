@@ -88,6 +88,7 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     salt: str | None = None
     dtype: str = "float32"
     world_size: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
+    hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
     priority: TransferPriority = "waiting"
 

@@ -19,9 +19,9 @@ def prompt(count: int, seed: int = 0) -> list[int]:
     return [seed * 1_000_000 + index for index in range(count * CHUNK_TOKENS)]
 
 
-def chunks_of(token_ids: Sequence[int]) -> list[ChunkId]:
+def chunks_of(token_ids: Sequence[int], hash_seed: int | None = None) -> list[ChunkId]:
     """Chunks of a prompt."""
-    keys = DIALECTS["lmcache"].chunk_keys(KeyRequest("demo", token_ids, CHUNK_TOKENS))
+    keys = DIALECTS["lmcache"].chunk_keys(KeyRequest("demo", token_ids, CHUNK_TOKENS, hash_seed=hash_seed))
     return [ChunkId("lmcache", key) for key in keys]
 
 

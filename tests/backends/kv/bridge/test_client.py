@@ -53,9 +53,9 @@ async def bridged(rate_mbit: float = 40) -> AsyncGenerator[Bridged, None]:
 
 
 @asynccontextmanager
-async def open_path(running: Running) -> AsyncGenerator[BridgePath, None]:
+async def open_path(running: Running, hash_seed: int | None = None) -> AsyncGenerator[BridgePath, None]:
     """A path through a running bridge."""
-    path = BridgePath(running.url)
+    path = BridgePath(running.url, hash_seed=hash_seed)
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield path
@@ -89,6 +89,18 @@ async def test_a_transfer_and_the_link() -> None:
         assert link.queued_bytes == 0
         assert 0.01 <= link.rtt_s < 0.1
         assert 0.5 * 5_000_000 < link.rate_bytes_per_s < 1.3 * 5_000_000
+
+
+async def test_the_seed_of_the_engines_hashes() -> None:
+    """What vLLM processes with a hash seed stored is found under their keys, and is not what others store."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        await store(region.a, chunks_of(prompt(3), hash_seed=7))
+        async with open_path(running, hash_seed=7) as path:
+            progress = await read_all(path, request(3))
+            assert (progress[-1].state, progress[-1].chunks_done) == ("complete", 3)
+        async with open_path(running) as path:
+            with pytest.raises(TransferFailed):
+                await read_all(path, request(3, transfer_id="without", deadline_s=0.5))
 
 
 async def test_closing_stops_the_traffic() -> None:

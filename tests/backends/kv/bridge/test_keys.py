@@ -1,6 +1,9 @@
 """Tests of the chunk keys, against keys that LMCache 0.5.6 made."""
 
+import os
 import struct
+import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +36,18 @@ def test_in_process_keys_of_longer_chunks() -> None:
         "-20b194ca43c50773",
         "1f4725a6f54266b1",
     ]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [0, 42])
+def test_in_process_keys_inside_vllm(seed: int) -> None:
+    """LMCache's own hashes in a process with that PYTHONHASHSEED, beside a vLLM whose chains start as 0.32's do."""
+    environment = os.environ | {"PYTHONHASHSEED": str(seed)}
+    program = [sys.executable, "-W", "ignore", "-m", "tests.backends.kv.bridge.inside_vllm"]
+    printed = subprocess.run(program, env=environment, capture_output=True, check=True, text=True).stdout
+    keys = IN_PROCESS.chunk_keys(KeyRequest("demo", range(1024), 256, hash_seed=seed))
+    assert keys == printed.splitlines()[-4:]
+    assert keys != IN_PROCESS.chunk_keys(KeyRequest("demo", range(1024), 256))
 
 
 def test_in_process_salt_and_dtype() -> None:
