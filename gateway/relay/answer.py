@@ -26,7 +26,6 @@ from gateway.relay.splice_events import (
     End,
     Event,
     Fail,
-    IllegalEvent,
     KvLate,
     KvReady,
     LegEnded,
@@ -58,15 +57,13 @@ class RelayAnswer:
         self._transfer = KvTransfer(plan.path, plan.transfer, record, self._feed, plan.outcome.moved, self._aim)
         self._legs = Legs(plan, failover, pools, record, self._feed)
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._over: asyncio.Future[Exception | None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
         self._heard_s = 0.0
         self._arrived: deque[Event] = deque()
         self._is_obeying = False
-        self._is_ended = False
-        """The splice is done; what is left is in the outbox."""
-        self._is_finished = False
-        """The outbox has the Finish, too."""
+        self._has_end = False
+        """The outbox was told how the answer ends."""
         self._stopped_at: int | None = None
 
     @property
@@ -90,20 +87,17 @@ class RelayAnswer:
             self._is_obeying = False
             if self._arrived:
                 self._feed(self._arrived.popleft())
-            await self._over
+            error = await self._over
         finally:
             self._tick.cancel()
+            self._feed(ClientGone())
             self._outbox.close()
+        if error is not None:
+            raise error
 
     def stop_at(self, completion_tokens: int) -> None:
-        """Tell the splice of a stop string; what waits to be given lies behind it."""
+        """See ``Answer``."""
         self._stopped_at = completion_tokens
-        self._outbox.clear()
-        self._record.cut(completion_tokens)
-        if self._is_finished:
-            self._outbox.end(self._finish("stop", None, completion_tokens))
-        elif not self._is_ended:
-            self._feed(StopMatched(completion_tokens))
 
     async def aclose(self) -> None:
         """End everything that still runs for this answer, except what was handed to the aligner."""
@@ -129,7 +123,7 @@ class RelayAnswer:
                     self._on_prefilled()
                 for action in self._splice.feed(event):
                     self._obey(action)
-        except IllegalEvent as error:
+        except Exception as error:  # whose turn this is, a leg's or a timer's, could not tell the client
             self._end_with(error)
         finally:
             self._is_obeying = False
@@ -171,25 +165,36 @@ class RelayAnswer:
     # What the client gets
 
     def _give(self, given: Given) -> None:
-        if isinstance(given, Tokens):
-            self._record.tokens(given)
-            try:
+        if self._over.done():
+            return
+        try:
+            if isinstance(given, Tokens):
+                self._record.tokens(given)
                 self._sink.take(given)
-            except Exception as error:  # whose turn this is, a leg's or a timer's, could not tell the client
-                self._end_with(error)
-        elif isinstance(given, Finish):
-            self._sink.finish(given)
-            if not self._over.done():
-                self._over.set_result(None)
-        else:
-            self._end_with(given)
+                if self._stopped_at is not None:
+                    self._stop(self._stopped_at)
+            elif isinstance(given, Finish):
+                self._sink.finish(given)
+                self._end_with(None)
+            else:
+                self._end_with(given)
+        except Exception as error:  # the same for what waited for its time
+            self._end_with(error)
 
-    def _end_with(self, error: Exception) -> None:
+    def _end_with(self, error: Exception | None) -> None:
         if not self._over.done():
-            self._over.set_exception(error)
+            self._over.set_result(error)
+
+    def _stop(self, completion_tokens: int) -> None:
+        """The sink has taken the tokens in which the text ends; what waits to be given lies behind it."""
+        self._outbox.clear()
+        self._record.cut(completion_tokens)
+        if self._has_end:
+            self._give_end(self._finish("stop", None, completion_tokens))
+        else:
+            self._feed(StopMatched(completion_tokens))
 
     def _end(self, action: End) -> None:
-        self._is_ended = True
         made = len(self._splice.log)
         if action.align and self._plan.outcome.keeps_transfer(made):
             self._align()
@@ -199,12 +204,15 @@ class RelayAnswer:
         self._legs.when_prefill_told(partial(self._give_finish, action, made))
 
     def _give_finish(self, action: End, made: int) -> None:
-        self._is_finished = True
-        self._record.finished(action.reason, made, self._legs.prefill_usage)
         if self._stopped_at is not None:
-            self._outbox.end(self._finish("stop", None, self._stopped_at))
+            self._give_end(self._finish("stop", None, self._stopped_at))
         else:
-            self._outbox.end(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+            self._give_end(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+
+    def _give_end(self, finish: Finish) -> None:
+        self._has_end = True
+        self._record.finished(finish.reason, finish.completion_tokens, self._legs.prefill_usage)
+        self._outbox.end(finish)
 
     def _finish(self, reason: Literal["stop", "length"], terminator: int | None, made: int) -> Finish:
         shown = terminator if terminator in self._plan.request.sampling.stop_token_ids else None
@@ -220,6 +228,7 @@ class RelayAnswer:
         else:
             error = GatewayError(503, "no engine instance can take the request", code="no_instance", retry_after_s=1.0)
         self._record.failed(error, cause)
+        self._has_end = True
         self._outbox.end(error)
 
     # The KV
