@@ -28,6 +28,7 @@ from gateway.relay.splice_events import (
     Fail,
     KvLate,
     KvReady,
+    KvState,
     LegEnded,
     LegFailed,
     LegId,
@@ -65,6 +66,7 @@ class RelayAnswer:
         self._has_end = False
         """The outbox was told how the answer ends."""
         self._stopped_at: int | None = None
+        self._expects_kv = False
 
     @property
     def plan_name(self) -> str:
@@ -139,6 +141,7 @@ class RelayAnswer:
                 self._legs.close(leg)
             case StartTransfer():
                 self._transfer.start()
+                self._expect_kv()
             case StopTransfer():
                 self._transfer.stop("stopped")
             case RetryLater(attempt):
@@ -157,6 +160,13 @@ class RelayAnswer:
 
     def _on_prefilled(self) -> None:
         self._transfer.prefilled()
+        self._expect_kv()
+
+    def _expect_kv(self) -> None:
+        """Wait for the KV, from when P has ended and somebody wants it moved; a singular answer may never."""
+        if self._expects_kv or not self._transfer.is_prefilled or self._splice.kv is KvState.ABSENT:
+            return
+        self._expects_kv = True
         if self._plan.path is None:
             self._feed(KvReady())
         else:

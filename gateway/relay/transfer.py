@@ -16,7 +16,8 @@ class KvTransfer:
     """Opens the transfer, again after a failure under a new id, and tells ``feed`` how it ended.
 
     ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names
-    the engines between which KV shall move just now, for paths on which they move it themselves.
+    the engines between which KV shall move just now, for paths on which they move it themselves. ``is_prefilled``: P
+    has ended.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class KvTransfer:
         self._feed = feed
         self._note_moved = note_moved
         self._aim = aim
-        self._is_prefilled = False
+        self.is_prefilled = False
         self._awaits_prefill = False
         self._opened = 0
         self._task: asyncio.Task[bool] | None = None
@@ -43,7 +44,7 @@ class KvTransfer:
         """Open it, on some paths only once P has ended."""
         if self._path is None:
             return
-        self._awaits_prefill = not (self._is_prefilled or self._path.traits.overlaps_prefill)
+        self._awaits_prefill = not (self.is_prefilled or self._path.traits.overlaps_prefill)
         if not self._awaits_prefill:
             self._opened += 1
             self._record.note("transfer_started")
@@ -51,7 +52,7 @@ class KvTransfer:
 
     def prefilled(self) -> None:
         """P has ended, or will not: what waits for it begins."""
-        self._is_prefilled = True
+        self.is_prefilled = True
         if self._awaits_prefill:
             self.start()
 
