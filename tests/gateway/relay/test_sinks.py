@@ -48,8 +48,11 @@ class Held:
     async def noted(self, event: str) -> None:
         """Wait until the answer's timeline has such an event."""
         (timeline,) = self.stage.service.timelines.find("r1")
-        while event not in [one["event"] for one in timeline.as_dict()["events"]]:
+        for _ in range(100_000):
+            if event in [one["event"] for one in timeline.as_dict()["events"]]:
+                return
             await asyncio.sleep(0)
+        raise AssertionError(event)
 
 
 @asynccontextmanager
