@@ -115,7 +115,9 @@ class EventStream:
         return self._task is not None
 
     def push(self, data: bytes) -> None:
-        """Send ``data`` after what was pushed before."""
+        """Send ``data`` after what was pushed before; nothing goes out after the end."""
+        if self._is_ended:
+            return
         self._waiting.append(data)
         self._waiting_bytes += len(data)
         if self._waiting_bytes > MOST_WAITING_BYTES:
@@ -129,13 +131,14 @@ class EventStream:
 
     async def end(self, data: bytes) -> None:
         """Send ``data`` as the last, and wait until the client was sent everything."""
-        self._is_ended = True
         self.push(data)
+        self._is_ended = True
         assert self._task is not None
         await self._task
 
     async def aclose(self) -> None:
         """Send nothing more. Idempotent."""
+        self._is_ended = True
         if self._task is not None and not self._task.done():
             await end_task(self._task)
 

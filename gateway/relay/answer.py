@@ -3,9 +3,8 @@
 From an engine's adapter to the sink everything happens in one turn of the event loop, unless the pacing holds tokens
 back. What comes while the splice is being obeyed is fed to it right after that.
 
-An answer ends in three steps: the splice is done (``_is_ended``), P has said what its leg took, so that the outbox gets
-the Finish (``_is_finished``), and the sink has it (``_over``). A stop string may be found at any of them
-(``_stopped_at``).
+An answer ends in three steps: the splice is done, P has said what its leg took, so that the outbox gets the end
+(``_has_end``), and the sink has it (``_over``). A stop string may be found at any of them (``_stopped_at``).
 """
 
 import asyncio
@@ -32,13 +31,14 @@ from gateway.relay.splice_events import (
     End,
     Event,
     Fail,
-    IllegalEvent,
     KvLate,
     KvReady,
+    KvState,
     LegEnded,
     LegFailed,
     LegId,
     LegKind,
+    LegTokens,
     Phase,
     RetryDue,
     RetryLater,
@@ -64,16 +64,15 @@ class RelayAnswer:
         self._transfer = KvTransfer(plan.path, plan.transfer, record, self._feed, plan.outcome.moved, self._aim)
         self._legs = Legs(plan, failover, pools, record, self._feed)
         self._loop = asyncio.get_running_loop()
-        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._over: asyncio.Future[Exception | None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
         self._heard_s = 0.0
         self._arrived: deque[Event] = deque()
         self._is_obeying = False
-        self._is_ended = False
-        """The splice is done; what is left is in the outbox."""
-        self._is_finished = False
-        """The outbox has the Finish, too."""
+        self._has_end = False
+        """The outbox was told how the answer ends."""
         self._stopped_at: int | None = None
+        self._expects_kv = False
 
     @property
     def plan_name(self) -> str:
@@ -95,20 +94,17 @@ class RelayAnswer:
             self._transfer.prioritise(self._splice.kv_priority)
             if self._arrived:
                 self._feed(self._arrived.pop())
-            await self._over
+            error = await self._over
         finally:
             self._tick.cancel()
+            self._feed(ClientGone())
             self._outbox.close()
+        if error is not None:
+            raise error
 
     def stop_at(self, completion_tokens: int) -> None:
-        """Tell the splice of a stop string; what waits to be given lies behind it."""
+        """See ``Answer``."""
         self._stopped_at = completion_tokens
-        self._outbox.clear()
-        self._record.cut(completion_tokens)
-        if self._is_finished:
-            self._outbox.end(self._finish("stop", None, completion_tokens))
-        elif not self._is_ended:
-            self._feed(StopMatched(completion_tokens))
 
     async def aclose(self) -> None:
         """End everything that still runs for this answer, except what was handed to the aligner."""
@@ -134,8 +130,9 @@ class RelayAnswer:
                     self._on_prefilled()
                 for action in self._splice.feed(event):
                     self._obey(action)
-                self._transfer.prioritise(self._splice.kv_priority)
-        except IllegalEvent as error:
+                if not isinstance(event, LegTokens):
+                    self._transfer.prioritise(self._splice.kv_priority)
+        except Exception as error:  # whose turn this is, a leg's or a timer's, could not tell the client
             self._end_with(error)
         finally:
             self._is_obeying = False
@@ -151,6 +148,7 @@ class RelayAnswer:
                 self._legs.close(leg)
             case StartTransfer():
                 self._transfer.start()
+                self._expect_kv()
             case StopTransfer():
                 self._transfer.stop("stopped")
             case RetryLater(attempt):
@@ -169,6 +167,13 @@ class RelayAnswer:
 
     def _on_prefilled(self) -> None:
         self._transfer.prefilled()
+        self._expect_kv()
+
+    def _expect_kv(self) -> None:
+        """Wait for the KV, from when P has ended and somebody wants it moved; a singular answer may never."""
+        if self._expects_kv or not self._transfer.is_prefilled or self._splice.kv is KvState.ABSENT:
+            return
+        self._expects_kv = True
         if self._plan.path is None:
             self._feed(KvReady())
         else:
@@ -177,25 +182,36 @@ class RelayAnswer:
     # What the client gets
 
     def _give(self, given: Given) -> None:
-        if isinstance(given, Tokens):
-            self._record.tokens(given)
-            try:
+        if self._over.done():
+            return
+        try:
+            if isinstance(given, Tokens):
+                self._record.tokens(given)
                 self._sink.take(given)
-            except Exception as error:  # whose turn this is, a leg's or a timer's, could not tell the client
-                self._end_with(error)
-        elif isinstance(given, Finish):
-            self._sink.finish(given)
-            if not self._over.done():
-                self._over.set_result(None)
-        else:
-            self._end_with(given)
+                if self._stopped_at is not None:
+                    self._stop(self._stopped_at)
+            elif isinstance(given, Finish):
+                self._sink.finish(given)
+                self._end_with(None)
+            else:
+                self._end_with(given)
+        except Exception as error:  # the same for what waited for its time
+            self._end_with(error)
 
-    def _end_with(self, error: Exception) -> None:
+    def _end_with(self, error: Exception | None) -> None:
         if not self._over.done():
-            self._over.set_exception(error)
+            self._over.set_result(error)
+
+    def _stop(self, completion_tokens: int) -> None:
+        """The sink has taken the tokens in which the text ends; what waits to be given lies behind it."""
+        self._outbox.clear()
+        self._record.cut(completion_tokens)
+        if self._has_end:
+            self._give_end(self._finish("stop", None, completion_tokens))
+        else:
+            self._feed(StopMatched(completion_tokens))
 
     def _end(self, action: End) -> None:
-        self._is_ended = True
         made = len(self._splice.log)
         if action.align and self._plan.outcome.settle_transfer(made):
             self._align()
@@ -205,12 +221,15 @@ class RelayAnswer:
         self._legs.when_prefill_told(partial(self._give_finish, action, made))
 
     def _give_finish(self, action: End, made: int) -> None:
-        self._is_finished = True
-        self._record.finished(action.reason, made, self._legs.prefill_usage)
         if self._stopped_at is not None:
-            self._outbox.end(self._finish("stop", None, self._stopped_at))
+            self._give_end(self._finish("stop", None, self._stopped_at))
         else:
-            self._outbox.end(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+            self._give_end(self._finish(action.reason, self._splice.log[-1] if action.terminator else None, made))
+
+    def _give_end(self, finish: Finish) -> None:
+        self._has_end = True
+        self._record.finished(finish.reason, finish.completion_tokens, self._legs.prefill_usage)
+        self._outbox.end(finish)
 
     def _finish(self, reason: Literal["stop", "length"], terminator: int | None, made: int) -> Finish:
         shown = terminator if terminator in self._plan.request.sampling.stop_token_ids else None
@@ -226,6 +245,7 @@ class RelayAnswer:
         else:
             error = GatewayError(503, "no engine instance can take the request", code="no_instance", retry_after_s=1.0)
         self._record.failed(error, cause)
+        self._has_end = True
         self._outbox.end(error)
 
     # The KV

@@ -268,6 +268,10 @@ class Legs:
                         tokens = Tokens(position, ids, chunk.logprobs, role, instance.spec.id)
                         position += len(ids)
                         self._feed(LegTokens(start.leg, tokens, finish))
+                        if finish:
+                            continue
+                        if start.leg not in self._running:
+                            await asyncio.sleep(0)  # closed by its own tokens: it is cancelled before it reads on
                         if not self.room.is_set():
                             await self.room.wait()
         finally:

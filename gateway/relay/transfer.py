@@ -17,6 +17,7 @@ class KvTransfer:
 
     ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names
     in a request the engines between which KV shall move just now, for paths on which they move it themselves.
+    ``is_prefilled``: P has ended.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class KvTransfer:
         self._feed = feed
         self._note_moved = note_moved
         self._aim = aim
-        self._is_prefilled = False
+        self.is_prefilled = False
         self._awaits_prefill = False
         self._opened = 0
         self._moving_id: str | None = None
@@ -45,7 +46,7 @@ class KvTransfer:
         """Open it, on some paths only once P has ended."""
         if self._path is None:
             return
-        self._awaits_prefill = not (self._is_prefilled or self._path.traits.overlaps_prefill)
+        self._awaits_prefill = not (self.is_prefilled or self._path.traits.overlaps_prefill)
         if not self._awaits_prefill:
             self._opened += 1
             self._record.transfer_started()
@@ -53,7 +54,7 @@ class KvTransfer:
 
     def prefilled(self) -> None:
         """P has ended, or will not: what waits for it begins."""
-        self._is_prefilled = True
+        self.is_prefilled = True
         if self._awaits_prefill:
             self.start()
 

@@ -119,9 +119,9 @@ class Answer(Protocol):
         ...
 
     def stop_at(self, completion_tokens: int) -> None:
-        """A stop string was found in the text of the first ``completion_tokens`` ids: no more tokens will be given.
+        """Said by the sink while it takes tokens: a stop string was found in the text of the first so many ids.
 
-        A Finish of reason ``stop`` follows.
+        No more tokens will be given; once these are taken a Finish of reason ``stop`` follows.
         """
         ...
 

@@ -64,6 +64,7 @@ class AppServer:
 
     async def start(self) -> None:
         """Listen."""
+        # Only of such a socket asyncio knows that its connections must not wait to fill packets.
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self.port))

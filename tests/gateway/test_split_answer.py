@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.admin import Pages
@@ -52,6 +52,7 @@ FIELDS = st.fixed_dictionaries(
         "return_token_ids": st.booleans(),
     },
 )
+SHOWN_STOP: dict[str, Any] = {"max_tokens": 99, "stop": ["Př"], "include_stop_str_in_output": True}
 
 
 @dataclass(slots=True)
@@ -76,18 +77,28 @@ class Rig:
             assert done == "data: [DONE]"
             return essence_of_chunks([json.loads(event.removeprefix("data: ")) for event in events])
 
-    async def split(self, body: dict[str, Any], mode: str, cut: int, relay: tuple[int, ...]) -> Any:
-        """Let MD take over when RLD has made ``cut`` ids."""
+    async def split(self, body: dict[str, Any], mode: str, cut: int, late: int, relay: tuple[int, ...]) -> Any:
+        """Let MD take over when RLD has made ``cut`` ids, and ``late`` more while MD catches up."""
         rules = {"direct_wan_bound_s": 0, "relay": QUICK, "handoff": {"mode": mode, "threshold_tokens": 1}}
         self.rules[:] = [parse_rules(rules)]
-        gate, path = HoldGate(), self.stage.path
+        gate, behind, path = HoldGate(), HoldGate(), self.stage.path
         path.is_instant = False
-        self.stage.engines["rld1"].scripts.append(Script(chunks=relay, holds={cut: gate}))
+        rld, md = self.stage.engines["rld1"], self.stage.engines["md1"]
+        holds = {cut: gate, cut + late: behind} if late and mode == "catch_up" else {cut: gate}
+        rld.scripts.append(Script(chunks=relay, holds=holds))
         opened = len(path.transfers)
 
         async def arrive() -> None:
             await gate.arrivals()
+            catching_up = HoldGate()
+            if len(holds) > 1:
+                md.scripts.append(Script(arrival=catching_up))
             (await path.opened(opened + 1)).complete()
+            if len(holds) > 1:
+                await catching_up.arrivals()
+                gate.open()
+                await behind.arrivals()
+                catching_up.open()
 
         arrival = asyncio.create_task(arrive())
         try:
@@ -98,7 +109,8 @@ class Rig:
             for transfer in path.transfers[opened:]:
                 transfer.complete()
             await self.stage.quiet()
-            self.stage.engines["rld1"].scripts.clear()
+            rld.scripts.clear()
+            md.scripts.clear()
 
     async def plain(self, body: dict[str, Any]) -> Any:
         """Let MD make the answer alone."""
@@ -173,15 +185,19 @@ async def rig(model: ServedModel) -> AsyncIterator[Rig]:
     fields=FIELDS,
     stream=st.booleans(),
     cut=st.integers(1, 120),
+    late=st.integers(0, 40),
     mode=st.sampled_from(["one_shot", "catch_up"]),
     chunks=st.tuples(CHUNKS, CHUNKS),
     other_ids=st.none() | st.lists(st.integers(3, 700), min_size=1, max_size=60),
 )
+@example(SHOWN_STOP, True, 5, 100, "catch_up", ((1,), (1,)), None)
+@example(SHOWN_STOP, False, 5, 100, "catch_up", ((1,), (1,)), None)
 async def test_a_split_answer_says_what_an_unsplit_one_says(
     rig: Rig,
     fields: dict[str, Any],
     stream: bool,
     cut: int,
+    late: int,
     mode: str,
     chunks: tuple[tuple[int, ...], tuple[int, ...]],
     other_ids: list[int] | None,
@@ -200,7 +216,7 @@ async def test_a_split_answer_says_what_an_unsplit_one_says(
         engine.model = fixed_answer(len(prompt), ids)
     rig.stage.engines["md1"].calls.clear()
     rig.stage.engines["md1"].script = Script(chunks=chunks[1])
-    split = await rig.split(body, mode, cut, chunks[0])
-    if split["ids"] and len(split["ids"]) > cut + 1:
+    split = await rig.split(body, mode, cut, late, chunks[0])
+    if split["ids"] and len(split["ids"]) > cut + late + 1:
         assert rig.stage.engines["md1"].calls
     assert split == await rig.plain(body)

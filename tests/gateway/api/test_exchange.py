@@ -1,5 +1,6 @@
 """How exchanges end when the gateway does, over real sockets."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.gates import HoldGate
 from tests.fakes.server import AppServer
 from tests.gateway.api.raw import CHAT, connect
-from tests.gateway.api.test_stream import PATH, STREAM, payloads
+from tests.gateway.api.test_stream import BULKY, PATH, STREAM, bulky_steps, payloads
 
 
 @pytest.fixture
@@ -38,6 +39,34 @@ async def test_a_stream_that_is_cut_ends_in_an_error_event(
         events = payloads(b"".join(await connection.read_chunks()))
     assert len(events) == 3 and "[DONE]" not in events
     assert (events[-1]["error"]["code"], events[-1]["error"]["type"]) == ("shutting_down", "server_error")
+    await generator.all_closed()
+
+
+async def test_a_stream_that_is_cut_while_its_client_does_not_read(
+    server: AppServer, state: ApiState, generator: ScriptedGenerator
+) -> None:
+    """STR-20: it then gets whole events without a hole, and the error as the last one, or a connection that is cut."""
+    steps = bulky_steps(200)
+    generator.script = lambda request: steps
+    async with connect(server) as connection:
+        await connection.post(PATH, BULKY)
+        await connection.read_head()
+        given = -1
+        while given < (given := generator.answers[0].given):
+            for _ in range(50):
+                await asyncio.sleep(0)
+        assert given < len(steps)
+        state.access.clients.cut_off()
+        events: list[Any] = []
+        try:
+            while chunk := await connection.read_chunk():
+                events += payloads(chunk)
+        except (asyncio.IncompleteReadError, ValueError):
+            pass
+        else:
+            assert events.pop()["error"]["code"] == "shutting_down"
+    ids = [id_ for event in events for id_ in event["choices"][0].get("token_ids", ())]
+    assert ids == list(range(300, 400)) * (len(ids) // 100) and "[DONE]" not in events
     await generator.all_closed()
 
 

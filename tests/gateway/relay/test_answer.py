@@ -288,3 +288,34 @@ async def test_a_conversation_stays_where_it_was() -> None:
             plans.add(tuple(timeline.summary[role] for role in ("prefill", "relay", "main")))
             await stage.quiet()
         assert len(plans) == 1
+
+
+@pytest.mark.parametrize("is_rld_lost", [False, True])
+async def test_a_singular_answer_waits_for_kv_only_where_it_is_moved(is_rld_lost: bool) -> None:
+    """RLD may write for as long as it likes; once it is lost the KV is moved, and MD waits so long for it."""
+    rules: dict[str, Any] = {
+        "singular": {"min_uncached_tokens": 1, "max_hit": 1, "budget": 0.25},
+        "alignment": {"bound": 1},
+    }
+    rules |= {"relay": {"extend_timeout_s": 0.02, "keepalive_s": 0.1, "transfer_retry_backoff_s": 5}}
+    async with open_stage(rules, ids=SMALL) as stage:
+        rules_now = rules_of(stage)
+        for _ in range(40):
+            decision = stage.service.decide(GenerationRequest("earlier", MODEL, PROMPT, None), rules_now)
+            stage.service.learning.note_decision(decision, rules_now)
+        gate = HoldGate()
+        stage.engines["rld1"].script = Script(holds={5: gate}, fault=Cut(8) if is_rld_lost else None)
+
+        class Waiting(Collector):
+            """Lets RLD go on after a silence that is longer than MD may wait for its KV."""
+
+            def keep_alive(self) -> None:
+                gate.open()
+
+        answer = stage.ask(max_tokens=20)
+        assert answer.plan_name == "singular"
+        events = await read(answer, Waiting())
+        assert ids_of(events) == unsplit(20)
+        assert roles_of(events) == (["P", "RLD", "MD"] if is_rld_lost else ["P", "RLD"])
+        assert [transfer.state for transfer in stage.path.transfers] == (["aborted"] if is_rld_lost else [])
+        await stage.quiet()

@@ -9,10 +9,11 @@ import pytest
 from backends.engines.vllm import VllmEngine
 from backends.types import LegChunk, LegRequest, Sampling
 from gateway.errors import GatewayError
+from gateway.relay import legs
 from gateway.relay.types import GenerationRequest
 from policies.eligibility import RequestFeatures
 from tests.fakes.gates import HoldGate
-from tests.fakes.script import EOS, Cut, LoseIds, Refuse, Script, continuation, eos_after
+from tests.fakes.script import EOS, Cut, LoseIds, Refuse, Script, Verbatim, continuation, eos_after
 from tests.gateway.relay.stage import (
     MODEL,
     PROMPT,
@@ -48,6 +49,35 @@ async def test_the_first_token_may_end_the_answer(by: str) -> None:
         await stage.quiet()
         assert not stage.engines["rld1"].calls and not stage.engines["md1"].calls
         assert {transfer.state for transfer in stage.path.transfers} == {"aborted"}
+
+
+async def test_the_first_tokens_usage_comes_after_it() -> None:
+    """SPL-16, SPL-29: where P's token ends the answer, its Finish waits for what P says of its cache after that."""
+    async with open_stage(ids=SMALL) as stage:
+        gate = HoldGate()
+        stage.engines["p1"].model = eos_after(len(PROMPT))
+        stage.engines["p1"].script = Script(end=gate, cached_tokens=48)
+        given = HoldGate()
+        reading = asyncio.create_task(read(stage.ask(), Collector(lambda event: given.release())))
+        await gate.arrivals()
+        await given.hold()
+        gate.open()
+        assert finish_of(await reading).cached_tokens == 48
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_nobody_waits_for_a_p_that_says_no_more(monkeypatch: pytest.MonkeyPatch, dies: bool) -> None:
+    """A P that hangs or breaks after the answer's last token delays the answer's end no longer than a drain."""
+    monkeypatch.setattr(legs, "DRAIN_S", 0.05)
+    async with open_stage(ids=SMALL) as stage:
+        choice = b'{"index": 0, "text": "", "token_ids": [2], "finish_reason": "stop", "stop_reason": null}'
+        chunk = b'data: {"id": "x", "created": 1, "model": "demo", "choices": [%s]}\n\n' % choice
+        stage.engines["p1"].model = eos_after(len(PROMPT))
+        stage.engines["p1"].script = Script(fault=Verbatim((chunk,), cut=True)) if dies else Script(end=HoldGate())
+        events = await read(stage.ask())
+        assert ids_of(events) == [EOS] and finish_of(events).cached_tokens is None
+        await stage.quiet()
+        assert stage.pools["p1"].in_flight == 0 and len(stage.engines["p1"].calls) == 1
 
 
 @pytest.mark.parametrize("room", [1, 2, 12])
