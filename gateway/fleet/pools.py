@@ -131,7 +131,7 @@ class Instance:
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
         seen = (
-            self.alive(now_s),
+            self.reachable and now_s >= self.quarantined_until_s,
             self.draining,
             self.in_flight,
             self.load,
@@ -186,9 +186,9 @@ class Pools:
     def __getitem__(self, instance_id: str) -> Instance:
         return self._by_id[instance_id]
 
-    def of_model(self, model: str) -> Iterator[Instance]:
+    def of_model(self, model: str) -> list[Instance]:
         """Instances that serve a model, whatever their state."""
-        return (instance for instance in self.instances if instance.spec.model == model)
+        return [instance for instance in self.instances if instance.spec.model == model]
 
     def places(self, model: str) -> int:
         """Answers that all MD instances of a model batch at once."""
