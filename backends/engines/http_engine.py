@@ -4,9 +4,9 @@ import asyncio
 import contextlib
 import email.utils
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any, Protocol
 
 from backends.engines.dialect import refusal
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
@@ -30,14 +30,14 @@ class Decoder(Protocol):
         ...
 
 
-async def post_leg(
+def post_leg(
     origin: HttpOrigin, path: str, body: bytes, leg: LegRequest, headers: Mapping[str, str] = NO_HEADERS
-) -> Response:
-    """Post a leg and wait for the head of its answer, which the caller closes. Raises what ``HttpOrigin.send`` does.
+) -> Coroutine[Any, Any, Response]:
+    """Await this to post a leg; it ends with the head of the answer, which the caller closes, or as ``send`` does.
 
     ``headers``: beside those that every engine gets.
     """
-    return await origin.send(
+    return origin.send(
         "POST",
         path,
         body,

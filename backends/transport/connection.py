@@ -77,7 +77,12 @@ class HttpConnection(asyncio.Protocol):
         while not self._has_head:
             if self._error:
                 raise self._error
-            await self._wait()
+            self._waiter = self._loop.create_future()
+            self._arm()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
 
     async def read(self) -> bytes:
         """Return what came of the body since the last call, at least one byte; b"" at its end.
@@ -233,14 +238,6 @@ class HttpConnection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        self._arm()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
 
     def _arm(self) -> None:
         if self._timer and self._timer.when() > self.deadline_s:

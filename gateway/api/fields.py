@@ -274,5 +274,8 @@ def find_internal(names: Iterable[str], rules: ClientFieldRules) -> set[str]:
 
 def without_internal(value: JsonObject, rules: ClientFieldRules) -> JsonObject:
     """Return a body without what clients may not set. Null says nothing. Raises GatewayError."""
-    find_internal((name for name, entry in value.items() if entry is not None), rules)
-    return {name: entry for name, entry in value.items() if not is_internal(name)}
+    found = set(filter(is_internal, value))
+    if not found:
+        return value
+    find_internal([name for name in found if value[name] is not None], rules)
+    return {name: entry for name, entry in value.items() if name not in found}

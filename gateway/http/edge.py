@@ -49,9 +49,9 @@ def find_flaw(version: str, method: bytes, target: bytes, headers: HeaderLines) 
     if method == b"CONNECT" or not target.startswith(b"/") or b"#" in target:
         # No forward proxy is here, and a filter before the gateway may look at paths only.
         return bad_request("The request target must be a path.")
-    if len(headers) > MOST_HEADERS or sum(len(name) + len(value) for name, value in headers) > MOST_HEAD_BYTES:
+    if len(headers) > MOST_HEADERS or sum([len(name) + len(value) for name, value in headers]) > MOST_HEAD_BYTES:
         return too_large()
-    hosts = sum(name == b"host" for name, _ in headers)
+    hosts = [name for name, _ in headers].count(b"host")
     if hosts > 1 or (hosts == 0 and version == "1.1"):
         return bad_request("There must be one Host header.")
     codings = [value.strip().lower() for name, value in headers if name == b"transfer-encoding"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.index.mirror import Mirror, RankBlocks
-from gateway.index.store import InstanceState, ModelStore, StreamEntry, name_of
+from gateway.index.store import InstanceState, ModelStore, StreamEntry
 from gateway.index.types import CacheSpec
 from gateway.redis.client import AWAY
 
@@ -94,7 +94,7 @@ class Follower:
         return count == _ENTRIES_AT_ONCE
 
     def _specs(self) -> dict[str, CacheSpec]:
-        return {name_of(holding.spec): holding.spec for holding in self._mirror.of_model(self._model)}
+        return {holding.spec.filed_as: holding.spec for holding in self._mirror.of_model(self._model)}
 
     async def _check(self) -> None:
         """Compare every instance with Redis, and read those anew that differ once the stream is read to its end."""
@@ -124,7 +124,7 @@ class Follower:
         if position.absent_since is None:
             position.absent_since = now
         elif now - position.absent_since > _ABSENT_S:
-            del self._positions[name_of(spec)]
+            del self._positions[spec.filed_as]
             self._mirror.forget(spec.id)
 
     def _sizes(self, spec: CacheSpec) -> tuple[int, ...]:
@@ -145,11 +145,11 @@ class Follower:
                         self._mirror.predict(spec.id, rank, block_keys, self._now() + left_s)
             ranks = [RankBlocks(await self._store.scan(spec, rank)) for rank in range(spec.dp_size)]
             (after,) = await self._store.states([spec])
-        if after is not None and after.gen == before.gen and self._specs().get(name_of(spec)) == spec:
+        if after is not None and after.gen == before.gen and self._specs().get(spec.filed_as) == spec:
             self._take(spec, before, ranks)
 
     def _take(self, spec: CacheSpec, state: InstanceState, ranks: list[RankBlocks]) -> None:
-        self._positions[name_of(spec)] = _Position(state.gen, state.seq)
+        self._positions[spec.filed_as] = _Position(state.gen, state.seq)
         self._mirror.load(spec.id, ranks, state.known)
 
     def _apply(self, spec: CacheSpec, entry: StreamEntry) -> None:

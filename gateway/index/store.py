@@ -63,11 +63,6 @@ class StreamEntry:
     ttl_s: float
 
 
-def name_of(spec: CacheSpec) -> str:
-    """Return what an instance's present engine process is filed under."""
-    return f"{spec.id}@{spec.boot_id or ''}"
-
-
 class ModelStore:
     """Redis keys and steps of one model. Methods raise ``AWAY``."""
 
@@ -104,7 +99,7 @@ class ModelStore:
     async def open(self, spec: CacheSpec, token: str) -> int | None:
         """Begin an empty generation and return it; None when the lease is lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas, *self._all_keys(spec)]
-        gen = await self._soon(self._open(keys, [token, name_of(spec), self._ttl_ms, self._limits.stream_entries]))
+        gen = await self._soon(self._open(keys, [token, spec.filed_as, self._ttl_ms, self._limits.stream_entries]))
         return int(gen) if gen else None
 
     async def publish(self, spec: CacheSpec, token: str, gen: int, rank: int, change: Change) -> bool:
@@ -113,7 +108,7 @@ class ModelStore:
         keys += [self._key(f"blocks:{rank}", spec), self._key(f"records:{rank}", spec)]
         for part in _split(change, self._limits.delta_blocks):
             delta = part.delta
-            arguments: list[int | str | bytes] = [token, gen, name_of(spec), rank, int(delta.clear)]
+            arguments: list[int | str | bytes] = [token, gen, spec.filed_as, rank, int(delta.clear)]
             arguments += [_pack(delta.held), _pack(delta.gone)]
             arguments += [self._ttl_ms, self._limits.stream_entries, _pack_mark(part.mark), len(part.saved)]
             arguments += [*chain.from_iterable(part.saved.items()), *part.dropped]
@@ -141,14 +136,14 @@ class ModelStore:
     async def set_known(self, spec: CacheSpec, token: str, gen: int, known: bool) -> bool:
         """Say whether the blocks are all that the instance holds; False when lease or generation are lost."""
         keys = [self._key("lease", spec), self._key("meta", spec), self._deltas]
-        arguments: list[int | str] = [token, gen, name_of(spec), int(known), self._limits.stream_entries]
+        arguments: list[int | str] = [token, gen, spec.filed_as, int(known), self._limits.stream_entries]
         return bool(await self._soon(self._set_known(keys, arguments)))
 
     async def note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int], ttl_s: float) -> None:
         """Add predicted blocks of a rank of an instance."""
         keys = [self._key("meta", spec), self._key(_notes(rank), spec), self._deltas]
         limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
-        await self._soon(self._note(keys, [name_of(spec), _pack(block_keys), *limits, rank]))
+        await self._soon(self._note(keys, [spec.filed_as, _pack(block_keys), *limits, rank]))
 
     async def states(self, specs: Iterable[CacheSpec]) -> list[InstanceState | None]:
         """Return where instances stand, each as of one moment; None where nothing is."""
@@ -209,7 +204,7 @@ class ModelStore:
             return await reply
 
     def _key(self, kind: str, spec: CacheSpec) -> str:
-        return f"{self._base}:{kind}:{name_of(spec)}"
+        return f"{self._base}:{kind}:{spec.filed_as}"
 
     def _set_keys(self, spec: CacheSpec) -> list[str]:
         return [self._key(f"blocks:{rank}", spec) for rank in range(spec.dp_size)]

@@ -1,7 +1,7 @@
 """The seam between what engines have cached and the decisions that need to know it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -28,8 +28,11 @@ class CacheSpec:
     dp_size: int = 1
     boot_id: str | None = None
     first_rank: int = 0
+    filed_as: str = field(init=False, compare=False)
+    """What its present engine process is filed under."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "filed_as", f"{self.id}@{self.boot_id or ''}")
         if self.block_size_tokens < 1:
             raise ValueError(f"instance {self.id}: block_size_tokens must be at least 1")
         if self.dp_size < 1:

@@ -130,7 +130,7 @@ class RelayAnswer:
                     self._on_prefilled()
                 for action in self._splice.feed(event):
                     self._obey(action)
-                if not isinstance(event, LegTokens):
+                if self._splice.kv is KvState.MOVING and not isinstance(event, LegTokens):
                     self._transfer.prioritise(self._splice.kv_priority)
         except Exception as error:  # whose turn this is, a leg's or a timer's, could not tell the client
             self._end_with(error)
