@@ -24,6 +24,7 @@ from gateway.config.settings import Settings, find_redis
 from gateway.fleet.build import load_models, model_facts
 from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
 from gateway.fleet.discovery import PodWatch
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
@@ -100,6 +101,7 @@ class Gateway:
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
         self.pools, self.links = self.topology.pools, self.topology.links
+        self.trust = KvTrust(time.monotonic, self.metrics)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
@@ -109,6 +111,7 @@ class Gateway:
             lambda: self.links.chunk_tokens,
             settings.canary_interval_s,
             self.metrics,
+            self.trust,
         )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
@@ -119,6 +122,7 @@ class Gateway:
             models=model_facts(settings, self.served),
             pools=self.pools,
             links=self.links,
+            trust=self.trust,
             index=self.index,
             rulebook=self.rulebook,
             learning=learning,
@@ -198,6 +202,8 @@ class Gateway:
         return Status(
             served=list(self.served),
             pools=self.pools,
+            links=self.links,
+            trust=self.trust,
             aligner=self.aligner,
             passing=self.passing,
             redis=redis,
@@ -257,6 +263,7 @@ class Gateway:
             )
         )
         self.canaries.notice(instance)
+        self.trust.note_restart(instance.spec.region, instance.spec.model)
 
     def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
         if prefill.spec.region == decode.spec.region:
@@ -265,4 +272,4 @@ class Gateway:
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
-        return CanaryPath(link.path, link.dialect, kv_name, link.chunk_tokens)
+        return CanaryPath(link, kv_name)

@@ -9,7 +9,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.api.admin import Pages
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
+from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
 from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
@@ -27,6 +29,8 @@ class Status:
 
     served: Collection[str]
     pools: Pools
+    links: Links
+    trust: KvTrust
     aligner: Aligner
     passing: PassthroughService
     redis: SharedRedis
@@ -41,7 +45,7 @@ class Status:
     @property
     def pages(self) -> Pages:
         """The operator's pages."""
-        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules)
+        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules, self.trust.list_lost)
 
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
@@ -82,6 +86,7 @@ class Status:
             )
             for one in self.pools.instances
         }
+        self.trust.show_metrics(list(self.links.views()), list(self.served))
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)

@@ -134,6 +134,13 @@ class RelayRules(Section, frozen=True):
         Seconds, Meta(description="First wait before a failed KV transfer is opened again; doubles each time.")
     ] = 0.5
     transfer_retry_backoff_max_s: Annotated[Seconds, Meta(description="Longest such wait.")] = 15.0
+    kv_first_chunk_s: Annotated[
+        Seconds,
+        Meta(
+            description="After P's end the first chunk of its KV must be seen in its region's store within this time, "
+            "while the link is up; then the transfer is given up and MD computes the prompt."
+        ),
+    ] = 10.0
 
     def __post_init__(self) -> None:
         if self.transfer_retry_backoff_max_s < self.transfer_retry_backoff_s:

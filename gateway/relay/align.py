@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -18,13 +19,17 @@ MOST_JOBS = 256
 
 @dataclass(frozen=True, slots=True)
 class AlignJob:
-    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer."""
+    """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer.
+
+    ``note_taken`` is told how many prompt tokens ``main`` took from a cache; None: it does not say.
+    """
 
     request: GenerationRequest
     log: tuple[int, ...]
     main: Instance
     rules: RelayRules
     transfer: asyncio.Task[bool] | None
+    note_taken: Callable[[int | None], object]
 
 
 class Aligner:
@@ -69,7 +74,10 @@ class Aligner:
         try:
             with job.main.occupied():
                 async with aclosing(job.main.engine.generate(leg)) as stream:
-                    async for _ in stream:
-                        pass
+                    cached_tokens = None
+                    async for chunk in stream:
+                        if chunk.usage is not None and chunk.usage.cached_tokens is not None:
+                            cached_tokens = chunk.usage.cached_tokens
+            job.note_taken(cached_tokens)
         except BackendError as error:
             log.warning("aligning %s on %s failed: %s", job.request.request_id, job.main.spec.id, error)

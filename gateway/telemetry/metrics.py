@@ -126,6 +126,21 @@ class Metrics:
         self.wan_bytes = Counter(
             "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
         )
+        self.kv_unread = Counter(
+            "pdd_kv_unread_tokens",
+            "Prompt tokens whose KV had crossed a link and that the receiving engine computed again",
+            ["model", "link"],
+            registry=registry,
+        )
+        self.kv_unseen = Counter(
+            "pdd_kv_unseen", "Transfers whose first chunk never came to P's store", ["model", "link"], registry=registry
+        )
+        self.link_trusted = Gauge(
+            "pdd_link_trusted",
+            "Whether a model's KV may cross a link; 0 while it was of no use there",
+            ["model", "link"],
+            registry=registry,
+        )
         self.in_flight = Gauge("pdd_requests_in_flight", "Answers that are running", ["model"], registry=registry)
         self.canaries = Counter(
             "pdd_canaries", "Checks of a P and a decode instance by what came of them", ["result"], registry=registry

@@ -11,6 +11,7 @@ from backends.engines.vllm import VllmEngine
 from backends.types import LinkState
 from gateway.config.rulebook import RuleBook
 from gateway.fleet.health import HealthWatch
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
@@ -25,10 +26,11 @@ from policies.types import Role
 from tests.fakes.engine import FakeEngine
 from tests.fakes.index import KnownIndex
 from tests.fakes.kv_path import FakeKvPath
-from tests.fakes.script import continuation
+from tests.fakes.script import Script, continuation
 
 PROMPT = list(range(100, 300))
 MODEL = "demo"
+CHUNK_TOKENS = 16
 
 QUICK: dict[str, Any] = {"transfer_retry_backoff_s": 0.01, "transfer_retry_backoff_max_s": 0.05}
 
@@ -81,7 +83,7 @@ async def open_stage(
     asked = {"direct_wan_bound_s": 0, "relay": QUICK} | (rules or {})
     path = path or LinkedPath()
     async with AsyncExitStack() as stack:
-        engines = {id_: await stack.enter_async_context(FakeEngine(id_)) for id_ in ids}
+        engines = {id_: await stack.enter_async_context(FakeEngine(id_, script=_script_of(id_))) for id_ in ids}
         loop = asyncio.get_running_loop()
         instances = [_instance(id_, engine) for id_, engine in engines.items()]
         for instance in instances:
@@ -89,27 +91,34 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", 16, 1e6, lease_s)}, 60.0)
+        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s)}, 60.0)
         await links.start()
         stack.push_async_callback(links.aclose)
         aligner = Aligner()
         stack.push_async_callback(aligner.aclose)
         index = KnownIndex(dict.fromkeys(ids, 0) if hits is None else hits)
         pools = Pools(instances, loop.time)
+        metrics = Metrics()
         service = Router(
             models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
             pools=pools,
             links=links,
+            trust=KvTrust(loop.time, metrics),
             index=index,
             rulebook=RuleBook(parse_rules(asked)),
             learning=Learning(loop.time),
             sessions=Sessions(),
             aligner=aligner,
             timelines=Timelines(loop.time),
-            metrics=Metrics(),
+            metrics=metrics,
             rng=random.Random(1),
         )
         yield Stage(service, engines, path, aligner, index, pools)
+
+
+def _script_of(id_: str) -> Script:
+    """An MD takes the KV that crossed from its store, as it should."""
+    return Script(cached_tokens=len(PROMPT) // CHUNK_TOKENS * CHUNK_TOKENS if id_.startswith("md") else 0)
 
 
 def _instance(id_: str, engine: FakeEngine) -> Instance:
