@@ -272,4 +272,5 @@ class Gateway:
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
-        return CanaryPath(link, kv_name)
+        rules = self.rulebook.of("default") if self.rulebook.known else self._settings.rules
+        return CanaryPath(link, kv_name, rules.relay.kv_first_chunk_s)

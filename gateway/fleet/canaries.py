@@ -33,11 +33,6 @@ LEAST_PROMPT_TOKENS = 128
 
 LEG_TIMEOUT_S = 60.0
 
-
-FIRST_CHUNK_S = 10.0
-"""How long after P's end the first chunk of its KV may take to come to its store."""
-
-
 PATTERN = "one two three four five six seven eight nine ten "
 """Said again and again it leaves a model in no doubt of what comes next, so that a rounding error changes nothing."""
 
@@ -47,10 +42,14 @@ _GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class CanaryPath:
-    """The link between the regions of a pair, and the stores' name of the model."""
+    """The link between the regions of a pair, and the stores' name of the model.
+
+    ``first_chunk_s``: how long after P's end the first chunk of its KV may take to come to its store.
+    """
 
     link: Link
     kv_name: str
+    first_chunk_s: float
 
 
 class KvUnread(Exception):
@@ -146,7 +145,7 @@ async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: InstanceSp
         prefill=prefill.id,
         main=decode.id,
     )
-    first_chunk = asyncio.timeout(FIRST_CHUNK_S)
+    first_chunk = asyncio.timeout(crossing.first_chunk_s)
     try:
         async with asyncio.timeout(LEG_TIMEOUT_S), first_chunk, aclosing(link.path.transfer(request)) as stream:
             async for progress in stream:
@@ -155,7 +154,7 @@ async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: InstanceSp
     except TimeoutError:
         if not first_chunk.expired() or not link.view().up:
             raise
-        raise KvUnseen(link.describe_unseen(crossing.kv_name, False, FIRST_CHUNK_S)) from None
+        raise KvUnseen(link.describe_unseen(crossing.kv_name, False, crossing.first_chunk_s)) from None
 
 
 log = logging.getLogger(__name__)

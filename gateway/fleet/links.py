@@ -40,7 +40,7 @@ class Link:
     assumed_rate_bytes_per_s: float
     lease_s: float = 30.0
     """How long P keeps KV that it lends, on a path whose engines lend."""
-    dtype: str = ""
+    dtype: str = "float32"
     world_size: int = 1
     state: LinkState | None = None
 
