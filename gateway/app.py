@@ -41,6 +41,7 @@ from gateway.status import Status
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
+from policies.rules import RelayRules
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Gateway:
             self.served,
             self.pools,
             self._find_crossing,
-            lambda: self.links.chunk_tokens,
+            lambda: max(self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
             settings.canary_interval_s,
             self.metrics,
             self.trust,
@@ -272,5 +273,9 @@ class Gateway:
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
+        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+
+    @property
+    def _canary_rules(self) -> RelayRules:
         rules = self.rulebook.of("default") if self.rulebook.known else self._settings.rules
-        return CanaryPath(link, kv_name, rules.relay.kv_first_chunk_s)
+        return rules.relay

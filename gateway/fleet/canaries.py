@@ -52,7 +52,7 @@ class CanaryPath:
     first_chunk_s: float
 
 
-class KvUnread(Exception):
+class CanaryUnread(Exception):
     """KV crossed in vain: ``moved_tokens`` did, and the decode instance took ``cached_tokens`` from a cache."""
 
     def __init__(self, moved_tokens: int, cached_tokens: int) -> None:
@@ -61,14 +61,14 @@ class KvUnread(Exception):
         self.cached_tokens = cached_tokens
 
 
-class KvUnseen(Exception):
+class CanaryUnseen(Exception):
     """P's KV never came to its store under the keys that were looked for."""
 
 
-def make_prompt(model: ServedModel, chunk_tokens: int) -> list[int]:
-    """Return ids that no engine has seen yet and that fill a chunk: no cache knows them, and KV of them must move."""
+def make_prompt(model: ServedModel, least_tokens: int) -> list[int]:
+    """Return more than ``least_tokens`` ids that no engine has seen yet: no cache knows them, and their KV must move."""
     text = f"Canary {uuid4().hex}. "
-    while len(ids := model.encoder.encode_now(text)) <= max(chunk_tokens, LEAST_PROMPT_TOKENS):
+    while len(ids := model.encoder.encode_now(text)) <= max(least_tokens, LEAST_PROMPT_TOKENS):
         text += PATTERN * 8
     return list(ids)
 
@@ -78,8 +78,8 @@ async def answers_alike(
 ) -> bool:
     """Say whether a pair gives the ids that P gives alone.
 
-    Raises KvUnread or KvUnseen where they are the same without the KV's help, and BackendError or TimeoutError when
-    nothing was learnt.
+    Raises CanaryUnread where they are the same without the help of KV that had crossed, CanaryUnseen where none could
+    cross, and BackendError or TimeoutError when nothing was learnt.
     """
     expected, _ = await _ask(prefill, prompt, ANSWER_TOKENS)
     if crossing is not None:
@@ -88,7 +88,7 @@ async def answers_alike(
     if crossing is not None and cached_tokens is not None and answer == expected:
         moved_tokens = _count_moved(prompt, crossing.link, decode)
         if cached_tokens < moved_tokens:
-            raise KvUnread(moved_tokens, cached_tokens)
+            raise CanaryUnread(moved_tokens, cached_tokens)
     return answer == expected
 
 
@@ -154,7 +154,7 @@ async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: InstanceSp
     except TimeoutError:
         if not first_chunk.expired() or not link.view().up:
             raise
-        raise KvUnseen(link.describe_unseen(crossing.kv_name, False, crossing.first_chunk_s)) from None
+        raise CanaryUnseen(link.describe_unseen(crossing.kv_name, False, crossing.first_chunk_s)) from None
 
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class CanaryWatch:
     """One round when engine processes are new, and one each ``interval_s``; one canary at a time.
 
     ``find_crossing`` gives the KV path for a model between the regions of a P and a decode instance, None within one
-    region. Raises NoWay. ``chunk_tokens`` tells what canaries must be longer than for their KV to move.
+    region. Raises NoWay. ``least_tokens`` tells what canaries must be longer than for their KV to move and to be used.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class CanaryWatch:
         models: Mapping[str, ServedModel],
         pools: Pools,
         find_crossing: Callable[[str, Instance, Instance], CanaryPath | None],
-        chunk_tokens: Callable[[], int],
+        least_tokens: Callable[[], int],
         interval_s: float,
         metrics: Metrics,
         trust: KvTrust,
@@ -190,7 +190,7 @@ class CanaryWatch:
         self._models = models
         self._pools = pools
         self._find_crossing = find_crossing
-        self._chunk_tokens = chunk_tokens
+        self._least_tokens = least_tokens
         self._interval_s = interval_s
         self._metrics = metrics
         self._trust = trust
@@ -276,11 +276,11 @@ class CanaryWatch:
             self._metrics.canaries.labels("failed").inc()
             log.info("no canary of %s and %s: %s", prefill.spec.id, decode.spec.id, reason_of(error))
             return None
-        except KvUnseen as error:
+        except CanaryUnseen as error:
             self._metrics.canaries.labels("unseen").inc()
             self._trust.note_unseen(route, model.name, str(error), at_once=True)
             return None
-        except KvUnread as error:
+        except CanaryUnread as error:
             self._metrics.canaries.labels("unread").inc()
             self._trust.note_unread(
                 route, model.name, decode.spec.id, error.moved_tokens, error.cached_tokens, at_once=True
@@ -307,7 +307,7 @@ class CanaryWatch:
             instance.leaks_salts = leak
 
     def _make_prompt(self, model: ServedModel) -> list[int]:
-        return make_prompt(model, self._chunk_tokens())
+        return make_prompt(model, self._least_tokens())
 
     def _apply(self, model: str) -> None:
         instances = {instance.spec.id: instance for instance in self._pools.of_model(model)}

@@ -53,12 +53,13 @@ class AnswerOutcome:
             return True
         chunk_tokens = link.chunk_tokens
         moved_tokens = len(request.prompt) // chunk_tokens * chunk_tokens
-        if cached_tokens is not None and moved_tokens - cached_tokens > chunk_tokens:
+        spare_tokens = max(chunk_tokens, self.rules.relay.kv_least_load_tokens)
+        if cached_tokens is not None and moved_tokens - cached_tokens > spare_tokens:
             self.trust.note_unread(link.route, request.model, instance_id, moved_tokens, cached_tokens)
             return False
         hit = self.decision.facts.hits.get(instance_id)
         own_tokens = hit.tokens if hit is not None else 0
-        if cached_tokens is not None and moved_tokens - own_tokens > chunk_tokens:
+        if cached_tokens is not None and moved_tokens - own_tokens > spare_tokens:
             self.trust.note_read(link.route, request.model)
         self.held(store_id(link.dest, request.model), request.prompt)
         return True

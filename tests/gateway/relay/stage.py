@@ -32,7 +32,11 @@ PROMPT = list(range(100, 300))
 MODEL = "demo"
 CHUNK_TOKENS = 16
 
-QUICK: dict[str, Any] = {"transfer_retry_backoff_s": 0.01, "transfer_retry_backoff_max_s": 0.05}
+QUICK: dict[str, Any] = {
+    "transfer_retry_backoff_s": 0.01,
+    "transfer_retry_backoff_max_s": 0.05,
+    "kv_least_load_tokens": 0,
+}
 
 
 class LinkedPath(FakeKvPath):

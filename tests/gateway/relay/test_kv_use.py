@@ -102,6 +102,18 @@ async def test_one_chunk_less_is_no_fault(cached_tokens: int) -> None:
         assert STORE in stage.index.routed
 
 
+async def test_engines_may_compute_a_little_rather_than_load_it() -> None:
+    """What an engine may compute although its KV is there is no fault, and no proof that KV is used either."""
+    async with open_stage({"relay": QUICK | {"kv_least_load_tokens": FULL}}, ids=SMALL) as stage:
+        for _ in range(STRIKES):
+            await answer_unread(stage)
+        assert sample(stage, "pdd_kv_unread_tokens_total") == 0
+        assert stage.service.trust.believes(("a", "b"), MODEL)
+    async with open_stage({"relay": QUICK | {"kv_least_load_tokens": FULL - 1}}, ids=SMALL) as stage:
+        await answer_unread(stage)
+        assert sample(stage, "pdd_kv_unread_tokens_total") == FULL
+
+
 async def test_an_engine_that_does_not_count_is_not_accused() -> None:
     """Where MD tells no cached tokens its store is booked as before, and the link stays."""
     async with open_stage(ids=SMALL) as stage:

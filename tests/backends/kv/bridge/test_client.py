@@ -4,7 +4,8 @@ import asyncio
 import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import redis.asyncio
@@ -86,6 +87,23 @@ async def test_a_transfer_and_the_link() -> None:
         assert link.queued_bytes == 0
         assert 0.01 <= link.rtt_s < 0.1
         assert 0.5 * 5_000_000 < link.rate_bytes_per_s < 1.3 * 5_000_000
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dialect": "lmcache-mp"}, {"model": "another"}, {"chunk_tokens": 32}, {"salt": "s"}]
+)
+async def test_wrong_keys_show_no_chunk(wrong: dict[str, Any]) -> None:
+    """POL-102: a transfer under keys that nobody writes says that no chunk was seen; under the right ones, else."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        await store(region.a, chunks_of(prompt(4)))
+        async with open_path(running) as path:
+            async with aclosing(path.transfer(replace(request(4), **wrong))) as transfer:
+                progress = await anext(transfer)
+            assert (progress.state, progress.chunks_done, progress.first_seen) == ("open", 0, False)
+            assert progress.chunks_total > 0
+            right = await read_all(path, request(4, transfer_id="right"))
+        assert not right[0].first_seen
+        assert right[-1].first_seen
 
 
 async def test_closing_stops_the_traffic() -> None:
