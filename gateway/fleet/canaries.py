@@ -66,7 +66,7 @@ class CanaryUnseen(Exception):
 
 
 def make_prompt(model: ServedModel, least_tokens: int) -> list[int]:
-    """Return more than ``least_tokens`` ids that no engine has seen yet: no cache knows them, and their KV must move."""
+    """Return more than ``least_tokens`` ids that no engine has seen: no cache knows them, and their KV must move."""
     text = f"Canary {uuid4().hex}. "
     while len(ids := model.encoder.encode_now(text)) <= max(least_tokens, LEAST_PROMPT_TOKENS):
         text += PATTERN * 8
