@@ -45,7 +45,7 @@ class Status:
     @property
     def pages(self) -> Pages:
         """The operator's pages."""
-        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules, self.trust.list_lost)
+        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules, self.find_degraded)
 
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
@@ -62,6 +62,10 @@ class Status:
                 elif not any(instance.usable(now_s) for instance in filled):
                     missing += [_describe(instance) for instance in filled]
         return missing
+
+    def find_degraded(self) -> list[str]:
+        """What is not as it should be though requests can be served."""
+        return self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -86,7 +90,7 @@ class Status:
             )
             for one in self.pools.instances
         }
-        self.trust.show_metrics(list(self.links.views()), list(self.served))
+        self.trust.show_metrics(self.links.views().keys(), self.served)
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)

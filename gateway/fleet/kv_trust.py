@@ -6,7 +6,7 @@ cache.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gateway.telemetry.metrics import Metrics
@@ -96,16 +96,16 @@ class KvTrust:
             if of_model == model and region in route and standing.retry_at_s is not None:
                 standing.retry_at_s, standing.wait_s = self._clock(), FIRST_WAIT_S
 
-    def list_lost(self) -> list[str]:
-        """Tell of each link that is given up for a model, and why, one line each."""
+    def list_lost(self, routes: Collection[Route]) -> list[str]:
+        """Tell of each of these links that is given up for a model, and why, one line each."""
         return [
             f"{model}: KV over {name_link(route)} is not used: {standing.why}"
             for (route, model), standing in sorted(self._standings.items())
-            if standing.retry_at_s is not None
+            if standing.retry_at_s is not None and route in routes
         ]
 
-    def show_metrics(self, routes: list[Route], models: list[str]) -> None:
-        """Set the gauges."""
+    def show_metrics(self, routes: Collection[Route], models: Collection[str]) -> None:
+        """Set the gauges of these links and models, and drop all others."""
         self._metrics.link_trusted.clear()
         for route in routes:
             for model in models:

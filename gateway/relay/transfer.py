@@ -97,6 +97,8 @@ class KvTransfer:
             self._feed(KvFailed())
             return False
         except TimeoutError:
+            if self._bound is None or not self._bound.expired():
+                raise
             self._record.note("transfer_failed", why=self._outcome.unseen(self._first_chunk_s))
             self._feed(KvUnseen())
             return False

@@ -53,7 +53,7 @@ async def test_a_wrong_chunk_size_at_main_is_named(forker: Forker, caplog: pytes
         for _ in range(STRIKES - 1):
             await ask_exactly(regions)
         assert regions.gateway.status.find_missing() == []
-        assert "is not used" in regions.gateway.trust.list_lost()[0]
+        assert "is not used" in regions.gateway.status.find_degraded()[0]
         assert set((await ask_exactly(regions)).roles) == {"MD"}
         assert regions.newest_timeline()["reason"] == "kv_unread"
 
@@ -68,7 +68,7 @@ async def test_a_wrong_chunk_size_at_main_is_named(forker: Forker, caplog: pytes
         assert await eventually(is_tried, 20)
         healed = await ask_exactly(regions)
         assert healed.roles[0] == "P" and healed.roles[-1] == "MD"
-        assert regions.gateway.trust.list_lost() == []
+        assert regions.gateway.status.find_degraded() == []
 
 
 async def test_wrong_keys_are_named(forker: Forker, caplog: pytest.LogCaptureFixture) -> None:

@@ -166,7 +166,7 @@ async def test_kv_that_crossed_in_vain_gives_the_link_up(fleet: Fleet) -> None:
     await watch.check()
     assert (fleet.counted("unread"), fleet.counted("alike"), main.fingerprint) == (1, 0, "")
     assert not fleet.trust.believes(("a", "b"), MODEL)
-    (line,) = fleet.trust.list_lost()
+    (line,) = fleet.trust.list_lost([("a", "b")])
     assert f"m1 took 0 prompt tokens from a cache where KV of {CHUNK_TOKENS} had crossed" in line
     engine.reads = fleet.path
     await watch.check()
@@ -190,7 +190,7 @@ async def test_kv_that_never_shows_gives_the_link_up(fleet: Fleet) -> None:
     main = fleet.add("m1", Weights(), Role.MD)
     await fleet.watch().check()
     assert (fleet.counted("unseen"), fleet.counted("alike"), main.fingerprint) == (1, 0, "")
-    (line,) = fleet.trust.list_lost()
+    (line,) = fleet.trust.list_lost([("a", "b")])
     assert "dialect lmcache, model name m, chunks of 200 tokens" in line
 
 

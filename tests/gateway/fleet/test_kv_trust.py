@@ -32,7 +32,7 @@ class Judged:
 
     def sample(self, name: str, **labels: str) -> float | None:
         """A metric as it is shown."""
-        self.trust.show_metrics(list(LINKS), [MODEL])
+        self.trust.show_metrics(LINKS, [MODEL])
         return self.metrics.registry.get_sample_value(name, {"model": MODEL} | labels)
 
 
@@ -50,8 +50,9 @@ def test_three_in_a_row_give_a_link_up_for_their_model() -> None:
     assert judged.sample("pdd_link_trusted", link="a->b") == 0
     assert judged.sample("pdd_link_trusted", link="c->b") == 1
     assert judged.sample("pdd_kv_unread_tokens_total", link="a->b") == 3 * (192 - 16)
-    (line,) = judged.trust.list_lost()
+    (line,) = judged.trust.list_lost(LINKS)
     assert line.startswith("m: KV over a->b is not used: md1 took 16 prompt tokens")
+    assert judged.trust.list_lost([OTHER]) == []
 
 
 def test_one_that_is_read_breaks_the_row() -> None:
@@ -89,7 +90,7 @@ def test_one_request_tries_again_and_decides() -> None:
     assert not judged.trust.believes(ROUTE, MODEL)
     judged.trust.note_read(ROUTE, MODEL)
     assert judged.trust.believes(ROUTE, MODEL)
-    assert judged.trust.list_lost() == []
+    assert judged.trust.list_lost(LINKS) == []
     judged.strike(STRIKES - 1)
     assert judged.trust.believes(ROUTE, MODEL)
 

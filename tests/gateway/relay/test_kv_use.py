@@ -155,7 +155,7 @@ async def test_a_link_whose_kv_is_not_read_is_given_up_and_comes_back() -> None:
     async with open_stage(ids=SMALL) as stage:
         for _ in range(STRIKES):
             await answer_unread(stage)
-        assert stage.service.trust.list_lost()
+        assert stage.service.trust.list_lost([("a", "b")])
         for _ in range(2):
             lost = stage.ask()
             assert (lost.plan_name, lost.plan_reason) == ("passthrough", "kv_unread")
@@ -168,7 +168,7 @@ async def test_a_link_whose_kv_is_not_read_is_given_up_and_comes_back() -> None:
         assert [ids_of(events) for events in await asyncio.gather(read(trial), read(other))] == [unsplit()] * 2
         await stage.quiet()
         assert stage.ask().plan_name == "relay"
-        assert stage.service.trust.list_lost() == []
+        assert stage.service.trust.list_lost([("a", "b")]) == []
 
 
 async def test_looking_is_no_trial() -> None:
