@@ -53,7 +53,9 @@ async def test_a_wrong_chunk_size_at_main_is_named(forker: Forker, caplog: pytes
         for _ in range(STRIKES - 1):
             await ask_exactly(regions)
         assert regions.gateway.status.find_missing() == []
-        assert "is not used" in regions.gateway.status.find_degraded()[0]
+        assert "is not used" in (await regions.client.get(f"{regions.base_url}/ready")).json()["degraded"][0]
+        page = (await regions.client.get(f"{regions.base_url}/metrics")).text
+        assert 'pdd_link_trusted{link="a->b",model="demo"} 0.0' in page
         assert set((await ask_exactly(regions)).roles) == {"MD"}
         assert regions.newest_timeline()["reason"] == "kv_unread"
 
