@@ -182,6 +182,8 @@ class TransferProgress:
     chunks_present: int
     """Chunks that the receiving store held already when the transfer was opened."""
     wan_bytes: int
+    first_seen: bool = True
+    """False: the first chunk is in neither store yet, as far as the path knows. A path that cannot tell says True."""
 
 
 class LinkState(msgspec.Struct, frozen=True):

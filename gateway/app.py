@@ -23,6 +23,7 @@ from gateway.config.settings import Settings, find_redis
 from gateway.fleet.build import build_cache_spec, load_models, model_facts
 from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
 from gateway.fleet.discovery import PodWatch
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
@@ -39,6 +40,7 @@ from gateway.status import Status
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
+from policies.rules import RelayRules
 
 log = logging.getLogger(__name__)
 
@@ -97,15 +99,17 @@ class Gateway:
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
         self.pools, self.links = self.topology.pools, self.topology.links
+        self.trust = KvTrust(time.monotonic, self.metrics)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
             self._find_crossing,
-            lambda: self.links.chunk_tokens,
+            lambda: max(self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
             settings.canary_interval_s,
             self.metrics,
+            self.trust,
         )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
@@ -116,6 +120,7 @@ class Gateway:
             models=model_facts(settings, self.served),
             pools=self.pools,
             links=self.links,
+            trust=self.trust,
             index=self.index,
             rulebook=self.rulebook,
             learning=learning,
@@ -195,6 +200,8 @@ class Gateway:
         return Status(
             served=list(self.served),
             pools=self.pools,
+            links=self.links,
+            trust=self.trust,
             aligner=self.aligner,
             passing=self.passing,
             redis=redis,
@@ -239,6 +246,7 @@ class Gateway:
         """An engine process has told what it is: follow its cache."""
         self.index.add_instance(build_cache_spec(instance, settings))
         self.canaries.notice(instance)
+        self.trust.note_restart(instance.spec.region, instance.spec.model)
 
     def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
         if prefill.spec.region == decode.spec.region:
@@ -247,4 +255,9 @@ class Gateway:
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         kv_name = self.service.models[model].kv_name
-        return CanaryPath(link.path, link.dialect, kv_name, link.chunk_tokens)
+        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+
+    @property
+    def _canary_rules(self) -> RelayRules:
+        rules = self.rulebook.of("default") if self.rulebook.known else self._settings.rules
+        return rules.relay

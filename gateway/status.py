@@ -9,7 +9,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.api.admin import Pages
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
+from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
 from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
@@ -27,6 +29,8 @@ class Status:
 
     served: Collection[str]
     pools: Pools
+    links: Links
+    trust: KvTrust
     aligner: Aligner
     passing: PassthroughService
     redis: SharedRedis
@@ -41,7 +45,7 @@ class Status:
     @property
     def pages(self) -> Pages:
         """The operator's pages."""
-        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules)
+        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules, self.find_degraded)
 
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
@@ -58,6 +62,10 @@ class Status:
                 elif not any(instance.usable(now_s) for instance in filled):
                     missing += [_describe(instance) for instance in filled]
         return missing
+
+    def find_degraded(self) -> list[str]:
+        """What is not as it should be though requests can be served."""
+        return self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -82,6 +90,7 @@ class Status:
             )
             for one in self.pools.instances
         }
+        self.trust.show_metrics(self.links.views().keys(), self.served)
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)

@@ -5,7 +5,8 @@ Catch-up extends in rounds. RLD writes on during each, so a round leaves as many
 the client waits only for the last, small one. Catch-up ends: a round that does not shrink what is pending is the last,
 and so is round ``max_rounds``.
 
-After MD was lost, whatever the mode, the next one has to answer an extend before RLD is stopped for it.
+After MD was lost, whatever the mode, the next one has to answer an extend before RLD is stopped for it. So it has where
+the prompt's KV will not come, as MD then computes the prompt.
 
 An MD that says nothing costs the client what it waits, so the wait for an extend's first token follows from what MD has
 to do. It is many times that, as an engine that is only slow must not be robbed of what it has begun.
@@ -33,6 +34,8 @@ class Handoff:
     """``pending_tokens`` when the last round was decided; None before the first."""
     main_lost: bool = False
     """MD was lost during or after a hand-off of this answer, and none has answered since."""
+    kv_hopeless: bool = False
+    """The prompt's KV will not come: MD computes it in the first extend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,8 @@ def choose_step(
     pending_tokens, previous_tokens = handoff.pending_tokens, handoff.previous_pending_tokens
     if handoff.main_lost:
         return ExtendBatch(max(1, pending_tokens), "main_lost")
+    if handoff.kv_hopeless and not handoff.rounds:
+        return ExtendBatch(max(1, pending_tokens), "kv_hopeless")
     if rules.mode == "one_shot":
         return FinalNow("one_shot")
     if rules.mode == "auto" and relay_load >= rules.relay_load_high:

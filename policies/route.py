@@ -145,14 +145,17 @@ def decide_unfed(case: Case) -> Decision:
             return decision
     if not mains:
         raise nobody_for(case, Role.MD)
-    return pass_through(case, "no_link" if case.pools[Role.P] else "no_prefill")
+    if not case.pools[Role.P]:
+        return pass_through(case, "no_prefill")
+    return pass_through(case, "no_link" if all(link.trusted for link in case.snapshot.links.values()) else "kv_unread")
 
 
 def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> Decision | None:
     """Start on RLD for an MD that should come back; the answer moves there as soon as it can."""
     placement = case.rules.placement
+    is_link_awaited = reason == "link_down"
     for site, prefills in case.pools[Role.P].items():
-        mains = [view for view in waiting if _is_joined(case, site, view)]
+        mains = [view for view in waiting if _is_joined(case, site, view, is_link_awaited)]
         relays = find_relays(case, prefills[0]) if mains else []
         if relays:
             main = case.choose(Role.MD, mains, placement.main)
@@ -163,10 +166,15 @@ def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> De
     return None
 
 
-def _is_joined(case: Case, site: Site, main: InstanceView) -> bool:
+def _is_joined(case: Case, site: Site, main: InstanceView, is_link_awaited: bool) -> bool:
+    """Whether KV can come to an MD once it, or the link, is back; a link whose KV is of no use is not waited for."""
     region, fingerprint = site
-    linked = region == main.region or (region, main.region) in case.snapshot.links
-    return linked and main.fingerprint == fingerprint
+    if main.fingerprint != fingerprint:
+        return False
+    if region == main.region:
+        return True
+    link = case.snapshot.links.get((region, main.region))
+    return link is not None and (link.trusted or not is_link_awaited)
 
 
 # Outside

@@ -144,6 +144,22 @@ class RelayRules(Section, frozen=True):
         ),
     ] = 0.5
     transfer_retry_backoff_max_s: Annotated[Seconds, Meta(description="Longest such wait.")] = 15.0
+    kv_first_chunk_s: Annotated[
+        Seconds,
+        Meta(
+            description="After P's end the first chunk of its KV must be seen in its region's store within this time, "
+            "while the link is up; then the transfer is given up and MD computes the prompt."
+        ),
+    ] = 10.0
+    kv_least_load_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Engines may compute up to so many tokens though their KV is in the store: that is no fault of "
+            "the KV. Where they are set to load only more (LMCache's `min_retrieve_tokens`), as many.",
+        ),
+    ] = 256
 
     def __post_init__(self) -> None:
         if self.transfer_retry_backoff_max_s < self.transfer_retry_backoff_s:

@@ -32,10 +32,12 @@ class Pages:
     """Return the metrics page and its content type."""
     show_rules: Callable[[], Awaitable[Mapping[str, Any]]] = field(default=_show_nothing)
     """Return which rules are in force here, and what other processes say, as JSON values."""
+    find_degraded: Callable[[], Sequence[str]] = field(default=list)
+    """Return what is not as it should be though requests can be served, one line each."""
 
 
 def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
-    """Return ``/health`` and ``/ready``; what is missing, which names engines, is told to the operator."""
+    """Return ``/health`` and ``/ready``; what is amiss, which names engines, is told to the operator."""
 
     async def show_health(request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
@@ -45,6 +47,8 @@ def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
         answer: dict[str, Any] = {"ready": not missing}
         if admin_auth.lets_in(request):
             answer["missing"] = missing
+            if degraded := list(pages.find_degraded()):
+                answer["degraded"] = degraded
         return Response(msgspec.json.encode(answer), status_code=503 if missing else 200, media_type=JSON)
 
     return [

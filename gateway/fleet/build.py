@@ -171,4 +171,14 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         pull = NixlPull if link.path == "nixl" else EnginePull
         path = pull(lambda id_: pools[id_].engine)
     rate_bytes_per_s = link.rate_mbit * 125_000
-    return Link(link.source, link.dest, path, link.dialect, link.chunk_tokens, rate_bytes_per_s, lease_s=link.lease_s)
+    return Link(
+        link.source,
+        link.dest,
+        path,
+        link.dialect,
+        link.chunk_tokens,
+        rate_bytes_per_s,
+        lease_s=link.lease_s,
+        dtype=link.dtype,
+        world_size=link.world_size,
+    )

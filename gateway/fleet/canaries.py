@@ -1,8 +1,9 @@
 """Keeps apart what does not belong together: sends canaries, and sorts the instances by what came of them.
 
 A canary is a short prompt through P, its KV path and a decode instance, against P alone. Greedy ids that differ mean
-that the two do not hold the same model, or that KV is spoilt on its way between them. The same prompt under two salts
-shows whether an instance, or the store behind it, lets one tenant see what another cached.
+that the two do not hold the same model, or that KV is spoilt on its way between them. Equal ids prove nothing of KV
+that crossed and that the decode instance did not take: it has computed the prompt itself. The same prompt under two
+salts shows whether an instance, or the store behind it, lets one tenant see what another cached.
 """
 
 import asyncio
@@ -12,10 +13,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from backends.base import KvPath
 from backends.errors import BackendError
 from backends.types import LegRequest, Sampling, TransferRequest
 from gateway.errors import reason_of
+from gateway.fleet.kv_trust import KvTrust
+from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance, Pools
 from gateway.tasks import end_task
 from gateway.telemetry.metrics import Metrics
@@ -31,7 +33,6 @@ LEAST_PROMPT_TOKENS = 128
 
 LEG_TIMEOUT_S = 60.0
 
-
 PATTERN = "one two three four five six seven eight nine ten "
 """Said again and again it leaves a model in no doubt of what comes next, so that a rounding error changes nothing."""
 
@@ -41,18 +42,33 @@ _GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class CanaryPath:
-    """The KV path between the regions of a pair, and how its store names and cuts KV."""
+    """The link between the regions of a pair, and the stores' name of the model.
 
-    path: KvPath
-    dialect: str
+    ``first_chunk_s``: how long after P's end the first chunk of its KV may take to come to its store.
+    """
+
+    link: Link
     kv_name: str
-    chunk_tokens: int
+    first_chunk_s: float
 
 
-def make_prompt(model: ServedModel, chunk_tokens: int) -> list[int]:
-    """Return ids that no engine has seen yet and that fill a chunk: no cache knows them, and KV of them must move."""
+class CanaryUnread(Exception):
+    """KV crossed in vain: ``moved_tokens`` did, and the decode instance took ``cached_tokens`` from a cache."""
+
+    def __init__(self, moved_tokens: int, cached_tokens: int) -> None:
+        super().__init__(f"it took {cached_tokens} prompt tokens from a cache where KV of {moved_tokens} had crossed")
+        self.moved_tokens = moved_tokens
+        self.cached_tokens = cached_tokens
+
+
+class CanaryUnseen(Exception):
+    """P's KV never came to its store under the keys that were looked for."""
+
+
+def make_prompt(model: ServedModel, least_tokens: int) -> list[int]:
+    """Return more than ``least_tokens`` ids that no engine has seen: no cache knows them, and their KV must move."""
     text = f"Canary {uuid4().hex}. "
-    while len(ids := model.encoder.encode_now(text)) <= max(chunk_tokens, LEAST_PROMPT_TOKENS):
+    while len(ids := model.encoder.encode_now(text)) <= max(least_tokens, LEAST_PROMPT_TOKENS):
         text += PATTERN * 8
     return list(ids)
 
@@ -60,12 +76,29 @@ def make_prompt(model: ServedModel, chunk_tokens: int) -> list[int]:
 async def answers_alike(
     prompt: Sequence[int], prefill: Instance, decode: Instance, crossing: CanaryPath | None
 ) -> bool:
-    """Say whether a pair gives the ids that P gives alone. Raises BackendError or TimeoutError: nothing was learnt."""
+    """Say whether a pair gives the ids that P gives alone.
+
+    Raises CanaryUnread where they are the same without the help of KV that had crossed, CanaryUnseen where none could
+    cross, and BackendError or TimeoutError when nothing was learnt.
+    """
     expected, _ = await _ask(prefill, prompt, ANSWER_TOKENS)
     if crossing is not None:
         await _move(crossing, prompt, prefill, decode)
-    answer, _ = await _ask(decode, prompt, ANSWER_TOKENS)
+    answer, cached_tokens = await _ask(decode, prompt, ANSWER_TOKENS)
+    if crossing is not None and cached_tokens is not None and answer == expected:
+        moved_tokens = _count_moved(prompt, crossing.link, decode)
+        if cached_tokens < moved_tokens:
+            raise CanaryUnread(moved_tokens, cached_tokens)
     return answer == expected
+
+
+def _count_moved(prompt: Sequence[int], link: Link, decode: Instance) -> int:
+    """Tokens of the full chunks, in whole blocks of the engine. It computes a prompt's last token in any case."""
+    if link.path.traits.lends:
+        return 0
+    block_tokens = (decode.capabilities.block_size_tokens if decode.capabilities else None) or 1
+    chunked = len(prompt) // link.chunk_tokens * link.chunk_tokens
+    return min(chunked, len(prompt) - 1) // block_tokens * block_tokens
 
 
 async def find_leaks(prompt: Sequence[int], instances: Sequence[Instance]) -> dict[str, bool]:
@@ -113,21 +146,29 @@ def _rank_of(instance: Instance) -> int | None:
 
 
 async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: Instance, decode: Instance) -> None:
+    link = crossing.link
     request = TransferRequest(
         f"canary-{uuid4().hex}",
-        crossing.dialect,
+        link.dialect,
         crossing.kv_name,
         prompt,
-        crossing.chunk_tokens,
+        link.chunk_tokens,
         served_model=decode.spec.model,
         prefill=prefill.spec.id,
         main=decode.spec.id,
         prefill_rank=_rank_of(prefill),
         main_rank=_rank_of(decode),
     )
-    async with asyncio.timeout(LEG_TIMEOUT_S), aclosing(crossing.path.transfer(request)) as progress:
-        async for _ in progress:
-            pass
+    first_chunk = asyncio.timeout(crossing.first_chunk_s)
+    try:
+        async with asyncio.timeout(LEG_TIMEOUT_S), first_chunk, aclosing(link.path.transfer(request)) as stream:
+            async for progress in stream:
+                if progress.first_seen:
+                    first_chunk.reschedule(None)
+    except TimeoutError:
+        if not first_chunk.expired() or not link.view().up:
+            raise
+        raise CanaryUnseen(link.describe_unseen(crossing.kv_name, False, crossing.first_chunk_s)) from None
 
 
 log = logging.getLogger(__name__)
@@ -147,7 +188,7 @@ class CanaryWatch:
     """One round when engine processes are new, and one each ``interval_s``; one canary at a time.
 
     ``find_crossing`` gives the KV path for a model between the regions of a P and a decode instance, None within one
-    region. Raises NoWay. ``chunk_tokens`` tells what canaries must be longer than for their KV to move.
+    region. Raises NoWay. ``least_tokens`` tells what canaries must be longer than for their KV to move and to be used.
     """
 
     def __init__(
@@ -155,16 +196,18 @@ class CanaryWatch:
         models: Mapping[str, ServedModel],
         pools: Pools,
         find_crossing: Callable[[str, Instance, Instance], CanaryPath | None],
-        chunk_tokens: Callable[[], int],
+        least_tokens: Callable[[], int],
         interval_s: float,
         metrics: Metrics,
+        trust: KvTrust,
     ) -> None:
         self._models = models
         self._pools = pools
         self._find_crossing = find_crossing
-        self._chunk_tokens = chunk_tokens
+        self._least_tokens = least_tokens
         self._interval_s = interval_s
         self._metrics = metrics
+        self._trust = trust
         self._alike: dict[Pair, bool] = {}
         self._new: set[str] = set()
         self._news = asyncio.Event()
@@ -238,6 +281,7 @@ class CanaryWatch:
 
     async def _compare(self, model: ServedModel, prefill: Instance, decode: Instance) -> bool | None:
         """Say whether a pair is alike; None: nothing was learnt. A difference counts when it is seen twice."""
+        route = prefill.spec.region, decode.spec.region
         try:
             crossing = self._find_crossing(model.name, prefill, decode)
             alike = await answers_alike(self._make_prompt(model), prefill, decode, crossing)
@@ -246,6 +290,19 @@ class CanaryWatch:
             self._metrics.canaries.labels("failed").inc()
             log.info("no canary of %s and %s: %s", prefill.spec.id, decode.spec.id, reason_of(error))
             return None
+        except CanaryUnseen as error:
+            self._metrics.canaries.labels("unseen").inc()
+            self._trust.note_unseen(route, model.name, str(error), at_once=True)
+            return None
+        except CanaryUnread as error:
+            self._metrics.canaries.labels("unread").inc()
+            self._trust.note_unread(
+                route, model.name, decode.spec.id, error.moved_tokens, error.cached_tokens, at_once=True
+            )
+            self._alike[prefill.spec.id, decode.spec.id] = True  # their tokens are; only the KV between them is not
+            return True
+        if crossing is not None and alike:
+            self._trust.note_read(route, model.name)
         self._metrics.canaries.labels("alike" if alike else "different").inc()
         self._alike[prefill.spec.id, decode.spec.id] = alike
         return alike
@@ -264,7 +321,7 @@ class CanaryWatch:
             instance.leaks_salts = leak
 
     def _make_prompt(self, model: ServedModel) -> list[int]:
-        return make_prompt(model, self._chunk_tokens())
+        return make_prompt(model, self._least_tokens())
 
     def _apply(self, model: str) -> None:
         instances = {instance.spec.id: instance for instance in self._pools.of_model(model)}

@@ -40,7 +40,22 @@ class Link:
     assumed_rate_bytes_per_s: float
     lease_s: float = 30.0
     """How long P keeps KV that it lends, on a path whose engines lend."""
+    dtype: str = "float32"
+    world_size: int = 1
     state: LinkState | None = None
+
+    @property
+    def route(self) -> tuple[str, str]:
+        """Its two regions."""
+        return self.source, self.dest
+
+    def describe_unseen(self, kv_name: str, salted: bool, after_s: float) -> str:
+        """Say what keys were looked for in vain, so that somebody can compare it with how P's engines are started."""
+        return (
+            f"no chunk was seen in region {self.source}'s store {after_s:g} s after P's end; the keys were made of "
+            f"dialect {self.dialect}, model name {kv_name}, chunks of {self.chunk_tokens} tokens, dtype {self.dtype}, "
+            f"world size {self.world_size}, {'with' if salted else 'without'} a salt"
+        )
 
     def view(self) -> LinkView:
         """What policies see: a link whose bridge does not answer is down."""

@@ -25,6 +25,7 @@ class AlignJob:
     """One answer's rest: let ``transfer`` (None: the KV is there) complete, then extend on ``main`` with the answer.
 
     ``rank``: the one of ``main`` that has the KV, see ``LegRequest.data_parallel_rank``.
+    ``note_taken`` is told how many prompt tokens ``main`` took from a cache; None: it does not say.
     """
 
     request: GenerationRequest
@@ -32,6 +33,7 @@ class AlignJob:
     main: Instance
     rules: RelayRules
     transfer: asyncio.Task[bool] | None
+    note_taken: Callable[[int | None], object]
     rank: int | None = None
 
 
@@ -85,8 +87,11 @@ class Aligner:
         try:
             with job.main.occupied(job.rank):
                 async with aclosing(job.main.engine.generate(leg)) as stream:
-                    async for _ in stream:
-                        pass
+                    cached_tokens = None
+                    async for chunk in stream:
+                        if chunk.usage is not None and chunk.usage.cached_tokens is not None:
+                            cached_tokens = chunk.usage.cached_tokens
+            job.note_taken(cached_tokens)
         except BackendError as error:
             self.drop("leg")
             log.warning("aligning %s on %s failed: %s", job.request.request_id, job.main.spec.id, error)

@@ -61,7 +61,7 @@ class RelayAnswer:
         self._record = record
         self._splice = Splice(plan.terms)
         self._outbox = Outbox(plan.reserve_s, pools.clock, self._give)
-        self._transfer = KvTransfer(plan.path, plan.transfer, record, self._feed, plan.outcome.moved, self._aim)
+        self._transfer = KvTransfer(plan, record, self._feed, self._aim)
         self._legs = Legs(plan, failover, pools, record, self._feed)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[Exception | None] = self._loop.create_future()
@@ -263,13 +263,11 @@ class RelayAnswer:
     def _align(self) -> None:
         main = self._failover.pick(ROLE_OF[LegKind.FINAL])
         if main is not None:
+            note_taken = self._legs.watch_kv(main)
+            transfer = self._transfer.give_away()
+            log = tuple(self._splice.log)
             job = AlignJob(
-                self._plan.request,
-                tuple(self._splice.log),
-                main,
-                self._plan.rules,
-                self._transfer.give_away(),
-                self._failover.rank_of(main),
+                self._plan.request, log, main, self._plan.rules, transfer, note_taken, self._failover.rank_of(main)
             )
             self._aligner.adopt(job)
             self._record.note("aligning", instance=main.spec.id)

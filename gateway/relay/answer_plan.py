@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from backends.base import KvPath
 from backends.types import TransferRequest
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Pools, store_id
@@ -23,27 +24,58 @@ from policies.types import Snapshot
 class AnswerOutcome:
     """Leaves with the index, the statistics and the singular budget what comes of one answer.
 
-    ``look``: at the fleet as it is now. ``link`` None: no KV crosses.
+    ``look``: at the fleet as it is now. ``link`` None: no KV crosses. ``kv_name``: the stores' name of the model.
     """
 
     request: GenerationRequest
     decision: Decision
     rules: Rules
     link: Link | None
+    kv_name: str
     pools: Pools
     index: PrefixIndex
     learning: Learning
     metrics: Metrics
+    trust: KvTrust
     look: Callable[[], Snapshot]
 
     def held(self, instance_id: str, ids: Sequence[int], rank: int | None = None) -> None:
         """An instance has these ids in its cache now, or one of its ranks has."""
         self.index.note_routed(instance_id, self.request.model, ids, self.request.cache_salt, rank=rank or 0)
 
-    def moved(self) -> None:
-        """The receiving region's store has the prompt."""
-        if self.link is not None and not self.link.path.traits.lends:
-            self.held(store_id(self.link.dest, self.request.model), self.request.prompt)
+    def took(self, instance_id: str, cached_tokens: int | None) -> bool:
+        """MD's first leg tells what it took of the KV that had crossed; None: it does not tell. False: far too little.
+
+        Only now is the receiving region's store known to have the prompt in a form that its engines can use.
+        """
+        link, request = self.link, self.request
+        if link is None or link.path.traits.lends:
+            return True
+        chunk_tokens = link.chunk_tokens
+        moved_tokens = len(request.prompt) // chunk_tokens * chunk_tokens
+        spare_tokens = max(chunk_tokens, self.rules.relay.kv_least_load_tokens)
+        if cached_tokens is not None and moved_tokens - cached_tokens > spare_tokens:
+            self.trust.note_unread(link.route, request.model, instance_id, moved_tokens, cached_tokens)
+            return False
+        hit = self.decision.facts.hits.get(instance_id)
+        own_tokens = hit.tokens if hit is not None else 0
+        if cached_tokens is not None and moved_tokens - own_tokens > spare_tokens:
+            self.trust.note_read(link.route, request.model)
+        self.held(store_id(link.dest, request.model), request.prompt)
+        return True
+
+    def unseen(self, after_s: float) -> str:
+        """P's store has not shown the first chunk, so long after P's end; say what was looked for."""
+        link, request = self.link, self.request
+        if link is None:
+            return "no link"
+        why = link.describe_unseen(self.kv_name, request.cache_salt is not None, after_s)
+        self.trust.note_unseen(link.route, request.model, why)
+        return why
+
+    def is_link_up(self) -> bool:
+        """Whether the sending store can be asked now."""
+        return self.link is not None and self.link.view().up
 
     def settle_transfer(self, made: int) -> bool:
         """RLD ended the answer, with so many tokens, before the KV was over: decide whether the rest shall cross."""

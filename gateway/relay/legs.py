@@ -209,6 +209,19 @@ class Legs:
         running = self._running.get(leg)
         return running is not None and running.start.kind is LegKind.PREFILL
 
+    def watch_kv(self, instance: Instance) -> Callable[[int | None], None]:
+        """Return what is to be told how much of the KV an instance took that crossed for this answer.
+
+        It counts where the instance has not computed the prompt for this answer before.
+        """
+        is_first = not self._timeouts.knows(instance)
+
+        def note_taken(cached_tokens: int | None) -> None:
+            if is_first and not self._plan.outcome.took(instance.spec.id, cached_tokens):
+                self._record.note("kv_unread", instance=instance.spec.id, cached_tokens=cached_tokens)
+
+        return note_taken
+
     async def aclose(self) -> None:
         """End what still runs, once the legs that said their last word had the time to end by themselves."""
         self._on_prefill_told = None
@@ -247,6 +260,8 @@ class Legs:
     async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         pace, role, clock = self._make_pace(start, instance), instance.spec.role.value, self._pools.clock
         position = start.base
+        watch = self.watch_kv(instance) if start.kv_expected and ROLE_OF[start.kind] is Role.MD else None
+        cached_tokens = None
         try:
             async with aclosing(instance.engine.generate(request)) as stream:
                 async for chunk in stream:
@@ -254,6 +269,8 @@ class Legs:
                         self._lease.note(chunk.kv_ticket)
                     if chunk.usage is not None:
                         self._note_usage(start, chunk.usage)
+                        if chunk.usage.cached_tokens is not None:
+                            cached_tokens = chunk.usage.cached_tokens
                     ids = chunk.token_ids
                     if ids:
                         pace.last_s = clock()
@@ -276,6 +293,8 @@ class Legs:
                             await self.room.wait()
         finally:
             pace.end()
+            if watch is not None and pace.first_s is not None:
+                watch(cached_tokens)
 
     def _on_first(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         self._pools.report_success(instance)

@@ -7,6 +7,7 @@ from functools import partial
 from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
 from gateway.fleet.pools import Instance, ModelFacts, Pools, store_id
@@ -41,6 +42,7 @@ class Router:
     models: Mapping[str, ModelFacts]
     pools: Pools
     links: Links
+    trust: KvTrust
     index: PrefixIndex
     rulebook: RuleBook
     learning: Learning
@@ -55,6 +57,7 @@ class Router:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
+        self.trust.use(decision.plan.link, request.model)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
@@ -120,7 +123,7 @@ class Router:
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
-            links=self.links.views(),
+            links=self.trust.mark(self.links.views(), model),
             kv_bytes_per_token=facts.kv_bytes_per_token,
             kv_chunk_tokens=self.links.chunk_tokens,
             prefix_cache_effective=facts.cache_effective,
@@ -135,7 +138,17 @@ class Router:
         link = self._link(plan, rules)
         look = partial(self._snapshot, request.model, decision.facts.session)
         outcome = AnswerOutcome(
-            request, decision, rules, link, self.pools, self.index, self.learning, self.metrics, look
+            request=request,
+            decision=decision,
+            rules=rules,
+            link=link,
+            kv_name=self.models[request.model].kv_name,
+            pools=self.pools,
+            index=self.index,
+            learning=self.learning,
+            metrics=self.metrics,
+            trust=self.trust,
+            look=look,
         )
         lends = _lends(plan, link)
         return AnswerPlan(

@@ -41,6 +41,7 @@ from gateway.relay.splice_events import (
     KvLate,
     KvReady,
     KvState,
+    KvUnseen,
     LegEnded,
     LegFailed,
     LegId,
@@ -140,7 +141,7 @@ class Splice:
                 self._on_tokens(event)
             case LegEnded() | LegFailed() | LegUnplaced():
                 self._on_leg(event)
-            case KvReady() | KvFailed() | KvLate():
+            case KvReady() | KvFailed() | KvUnseen() | KvLate():
                 self._on_kv(event)
             case RetryDue():
                 self._on_retry()
@@ -259,7 +260,7 @@ class Splice:
 
     # The KV and time
 
-    def _on_kv(self, event: KvReady | KvFailed | KvLate) -> None:
+    def _on_kv(self, event: KvReady | KvFailed | KvUnseen | KvLate) -> None:
         if self.kv is KvState.ABSENT:
             raise IllegalEvent("no transfer was started")
         if self.phase is Phase.DONE:
@@ -272,6 +273,8 @@ class Splice:
                 self._setbacks += 1
                 self._relaying = True
                 self._wait()
+            case KvUnseen():
+                self.kv = KvState.HOPELESS
             case KvLate():
                 self._relaying = self._late = True
         if self.phase is Phase.WAIT:
@@ -305,7 +308,7 @@ class Splice:
 
     def _resume(self) -> None:
         """Nobody writes (any more): choose who goes on."""
-        if self.kv in (KvState.READY, KvState.UNNEEDED) and not self._main_blocked:
+        if self.kv in (KvState.READY, KvState.UNNEEDED, KvState.HOPELESS) and not self._main_blocked:
             self._start_final()
         elif (self._relaying or self._main_blocked) and not self._relay_blocked:
             self.phase = Phase.EAGER
@@ -325,11 +328,12 @@ class Splice:
             self._again_or_fail(self._wait)
 
     def _hand_over(self) -> None:
-        """The KV is there and a relay leg writes: seal now, or bring MD nearer first."""
-        if self.kv is not KvState.READY or self._main_blocked or not self.terms.splittable:
+        """The KV is there, or never will be, and a relay leg writes: seal now, or bring MD nearer first."""
+        if self.kv not in (KvState.READY, KvState.HOPELESS) or self._main_blocked or not self.terms.splittable:
             return
         pending = len(self.log) - self.sealed
-        handoff = Handoff(pending, self.rounds, self._previous_pending, self._main_lost)
+        is_hopeless = self.kv is KvState.HOPELESS
+        handoff = Handoff(pending, self.rounds, self._previous_pending, self._main_lost, is_hopeless)
         step = self.terms.decide(handoff)
         self._previous_pending = pending
         match step:

@@ -42,6 +42,7 @@ class KvState(Enum):
     MOVING = "moving"
     READY = "ready"
     FAILED = "failed"
+    HOPELESS = "hopeless"
 
 
 # Events: what happened.
@@ -89,6 +90,11 @@ class KvFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class KvUnseen:
+    """P's end is long past and its KV is not in its store: it will not come, so a main instance computes the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class KvLate:
     """The transfer takes longer than a direct answer may wait for it."""
 
@@ -111,7 +117,17 @@ class ClientGone:
 
 
 Event: TypeAlias = (
-    LegTokens | LegEnded | LegFailed | LegUnplaced | KvReady | KvFailed | KvLate | RetryDue | StopMatched | ClientGone
+    LegTokens
+    | LegEnded
+    | LegFailed
+    | LegUnplaced
+    | KvReady
+    | KvFailed
+    | KvUnseen
+    | KvLate
+    | RetryDue
+    | StopMatched
+    | ClientGone
 )
 
 # Actions: what the caller shall do.

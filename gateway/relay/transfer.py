@@ -7,40 +7,45 @@ from dataclasses import replace
 
 from backends.base import KvPath
 from backends.errors import TransferFailed
-from backends.types import TransferPriority, TransferRequest
+from backends.types import TransferPriority, TransferProgress, TransferRequest
+from gateway.relay.answer_plan import AnswerPlan
 from gateway.relay.record import Record
-from gateway.relay.splice_events import Event, KvFailed, KvReady
+from gateway.relay.splice_events import Event, KvFailed, KvReady, KvUnseen
 
 
 class KvTransfer:
     """Opens the transfer, again after a failure under a new id, and tells ``feed`` how it ended.
 
-    ``path`` None: nothing has to move. ``note_moved`` is told that the receiving store has the prompt. ``aim`` names
-    in a request the engines between which KV shall move just now, for paths on which they move it themselves.
-    ``is_prefilled``: P has ended.
+    It is given up when its first chunk is in neither store some time after P's end. ``aim`` names in a request the
+    engines between which KV shall move just now, for paths on which they move it themselves. ``is_prefilled``: P has
+    ended.
     """
 
     def __init__(
         self,
-        path: KvPath | None,
-        request: TransferRequest,
+        plan: AnswerPlan,
         record: Record,
         feed: Callable[[Event], None],
-        note_moved: Callable[[], None],
         aim: Callable[[TransferRequest], TransferRequest],
     ) -> None:
-        self._path = path
-        self._request = request
-        self._priority = request.priority
+        self._path = plan.path
+        self._request = plan.transfer
+        self._priority = plan.transfer.priority
+        self._first_chunk_s = plan.rules.kv_first_chunk_s
+        self._outcome = plan.outcome
         self._record = record
         self._feed = feed
-        self._note_moved = note_moved
         self._aim = aim
         self.is_prefilled = False
         self._awaits_prefill = False
         self._opened = 0
         self._moving_id: str | None = None
         self._task: asyncio.Task[bool] | None = None
+        self._first_seen: bool | None = None
+        """None: the path has not told yet."""
+        self._bound: asyncio.Timeout | None = None
+        """Of the transfer that runs."""
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Open it, on some paths only once P has ended."""
@@ -50,13 +55,18 @@ class KvTransfer:
         if not self._awaits_prefill:
             self._opened += 1
             self._record.transfer_started()
+            self._first_seen = None
             self._task = asyncio.create_task(self._move(self._path))
+            if self.is_prefilled:
+                self._await_first_chunk()
 
     def prefilled(self) -> None:
         """P has ended, or will not: what waits for it begins."""
         self.is_prefilled = True
         if self._awaits_prefill:
             self.start()
+        elif self._task is not None and not self._task.done():
+            self._await_first_chunk()
 
     def prioritise(self, priority: TransferPriority) -> None:
         """Say who waits for the KV from now on."""
@@ -94,13 +104,37 @@ class KvTransfer:
         if not path.traits.overlaps_prefill:
             request = self._aim(request)
         try:
-            async with aclosing(path.transfer(request)) as stream:
+            async with asyncio.timeout(None) as self._bound, aclosing(path.transfer(request)) as stream:
                 async for progress in stream:
-                    self._record.transfer(progress)
+                    self._note(progress)
         except TransferFailed as error:
             self._record.note("transfer_failed", why=str(error))
             self._feed(KvFailed())
             return False
-        self._note_moved()
+        except TimeoutError:
+            if self._bound is None or not self._bound.expired():
+                raise
+            self._record.note("transfer_failed", why=self._outcome.unseen(self._first_chunk_s))
+            self._feed(KvUnseen())
+            return False
+        finally:
+            self._bound = None
+            if self._timer is not None:
+                self._timer.cancel()
         self._feed(KvReady())
         return True
+
+    def _note(self, progress: TransferProgress) -> None:
+        self._first_seen = self._first_seen or progress.first_seen
+        self._record.transfer(progress)
+
+    def _await_first_chunk(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._first_chunk_s, self._judge_first_chunk)
+
+    def _judge_first_chunk(self) -> None:
+        if self._bound is None or self._first_seen:
+            return
+        if self._first_seen is None or not self._outcome.is_link_up():  # nobody could look
+            self._await_first_chunk()
+        else:
+            self._bound.reschedule(asyncio.get_running_loop().time())

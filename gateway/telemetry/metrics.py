@@ -1,6 +1,6 @@
 """Prometheus metrics of the gateway. Labels come from the configuration or from fixed sets, never from clients."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -14,20 +14,21 @@ GAUGES = {
 }
 
 
-Labels = tuple[str, str]
-"""Id and role of an instance."""
+class LiveGauges(Collector):
+    """Gauges of things that come and go, written anew for each page: none outlives its thing.
 
+    ``values``: for each thing, by its labels, the values of ``gauges`` in their order.
+    """
 
-class InstanceGauges(Collector):
-    """``values``: for each instance, the values of GAUGES in their order."""
-
-    def __init__(self) -> None:
-        self.values: Mapping[Labels, tuple[float, ...]] = {}
+    def __init__(self, gauges: Mapping[str, str], labels: Sequence[str]) -> None:
+        self._gauges = gauges
+        self._labels = labels
+        self.values: Mapping[tuple[str, ...], tuple[float, ...]] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Give all gauges, also when there is no instance."""
-        for number, (name, text) in enumerate(GAUGES.items()):
-            family = GaugeMetricFamily(name, text, labels=["instance", "role"])
+        """Give all gauges, also when there is nothing."""
+        for number, (name, text) in enumerate(self._gauges.items()):
+            family = GaugeMetricFamily(name, text, labels=self._labels)
             for labels, values in self.values.items():
                 family.add_metric(labels, values[number])
             yield family
@@ -92,7 +93,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.instances = InstanceGauges()
+        self.instances = LiveGauges(GAUGES, ("instance", "role"))
         registry.register(self.instances)
         self.passed = PassedMetrics(registry)
         self.shared = SharedMetrics(registry)
@@ -126,6 +127,20 @@ class Metrics:
         self.wan_bytes = Counter(
             "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
         )
+        self.kv_unread = Counter(
+            "pdd_kv_unread_tokens",
+            "Prompt tokens whose KV had crossed a link and that the receiving engine computed again",
+            ["model", "link"],
+            registry=registry,
+        )
+        self.kv_unseen = Counter(
+            "pdd_kv_unseen", "Transfers whose first chunk never came to P's store", ["model", "link"], registry=registry
+        )
+        self.link_trusted = LiveGauges(
+            {"pdd_link_trusted": "Whether a model's KV may cross a link; 0 while it was of no use there"},
+            ("model", "link"),
+        )
+        registry.register(self.link_trusted)
         self.in_flight = Gauge("pdd_requests_in_flight", "Answers that are running", ["model"], registry=registry)
         self.canaries = Counter(
             "pdd_canaries", "Checks of a P and a decode instance by what came of them", ["result"], registry=registry

@@ -9,6 +9,7 @@ from backends.engines.vllm import VllmEngine
 from backends.kv.subscriber import EventSource
 from backends.types import Capabilities, EngineLoad, LinkState
 from gateway.config.rulebook import RuleBook
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
@@ -82,17 +83,19 @@ def build_instance(role: Role, number: int) -> Instance:
 def build_service(rng: random.Random) -> Router:
     """The gateway's own decision maker: two P regions, each linked to two MD regions."""
     links = {(a, b): Link(a, b, LinkedPath(), "lmcache", 256, 1e9) for a in ("a0", "a1") for b in ("b0", "b1")}
+    metrics = Metrics()
     return Router(
         models={MODEL: ModelFacts(50_000, 131_072, cache_effective=True, kv_name=MODEL)},
         pools=Pools([build_instance(role, number) for number, role in enumerate(ROLES)], time.monotonic),
         links=Links(links, 60.0),
+        trust=KvTrust(time.monotonic, metrics),
         index=build_index(rng),
         rulebook=RuleBook(Rules()),
         learning=Learning(time.monotonic),
         sessions=Sessions(),
         aligner=Aligner(),
         timelines=Timelines(time.monotonic),
-        metrics=Metrics(),
+        metrics=metrics,
         rng=rng,
     )
 

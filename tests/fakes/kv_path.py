@@ -15,7 +15,9 @@ SEEN = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 class FakeTransfer:
     """One transfer, driven by the test. ``state``: how it ended, or that it has not."""
 
-    def __init__(self, request: TransferRequest, chunks_present: int, chunk_bytes: int) -> None:
+    def __init__(
+        self, request: TransferRequest, chunks_present: int, chunk_bytes: int, has_chunks: bool = True
+    ) -> None:
         self.request = request
         self.priorities = [request.priority]
         """The classes that it had, one after the other."""
@@ -24,6 +26,7 @@ class FakeTransfer:
         self.chunks_done = self.chunks_present
         self.state: Literal["running", "complete", "failed", "aborted"] = "running"
         self._chunk_bytes = chunk_bytes
+        self._has_chunks = has_chunks
         self._steps: asyncio.Queue[TransferProgress | TransferFailed] = asyncio.Queue()
 
     @property
@@ -46,7 +49,10 @@ class FakeTransfer:
         self._steps.put_nowait(TransferFailed(message))
 
     def _now(self, state: Literal["open", "moving", "complete"]) -> TransferProgress:
-        return TransferProgress(state, self.chunks_total, self.chunks_done, self.chunks_present, self.wan_bytes)
+        first_seen = self._has_chunks or self.chunks_done > 0
+        return TransferProgress(
+            state, self.chunks_total, self.chunks_done, self.chunks_present, self.wan_bytes, first_seen
+        )
 
     async def run(self) -> AsyncGenerator[TransferProgress, None]:
         """What the gateway reads."""
@@ -64,7 +70,10 @@ class FakeTransfer:
 
 
 class FakeKvPath:
-    """Implements ``KvPath`` in process. ``is_instant``: each transfer is complete as soon as it is opened."""
+    """Implements ``KvPath`` in process. ``is_instant``: each transfer is complete as soon as it is opened.
+
+    ``has_chunks`` False: the sending store does not show any.
+    """
 
     def __init__(
         self,
@@ -73,8 +82,10 @@ class FakeKvPath:
         chunks_present: int = 0,
         chunk_bytes: int = 1000,
         traits: PathTraits = SEEN,
+        has_chunks: bool = True,
     ) -> None:
         self.traits = traits
+        self.has_chunks = has_chunks
         self.is_instant = is_instant
         self.chunks_present = chunks_present
         self.chunk_bytes = chunk_bytes
@@ -98,7 +109,7 @@ class FakeKvPath:
 
     async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
         """Open a transfer that the test drives."""
-        transfer = FakeTransfer(request, self.chunks_present, self.chunk_bytes)
+        transfer = FakeTransfer(request, self.chunks_present, self.chunk_bytes, self.has_chunks)
         self.transfers.append(transfer)
         self.watch.changed()
         if self.is_instant:

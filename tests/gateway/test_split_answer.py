@@ -215,7 +215,7 @@ async def test_a_split_answer_says_what_an_unsplit_one_says(
     for engine in rig.stage.engines.values():
         engine.model = fixed_answer(len(prompt), ids)
     rig.stage.engines["md1"].calls.clear()
-    rig.stage.engines["md1"].script = Script(chunks=chunks[1])
+    rig.stage.engines["md1"].script = Script(chunks=chunks[1], cached_tokens=len(prompt))
     split = await rig.split(body, mode, cut, late, chunks[0])
     if split["ids"] and len(split["ids"]) > cut + late + 1:
         assert rig.stage.engines["md1"].calls

@@ -12,6 +12,7 @@ from tests.policies.build import M1, P1, R1, decide, facts, instance, link, rule
 ROUTE = ("a", "b")
 DOWN = replace(M1, healthy=False)
 CUT = link(up=False)
+VAIN = link(up=False, trusted=False)
 
 
 def test_a_dead_main_is_waited_for_on_relay() -> None:
@@ -22,6 +23,23 @@ def test_a_dead_main_is_waited_for_on_relay() -> None:
 def test_a_cut_link_is_waited_for_on_relay() -> None:
     """While the link is cut, a request starts on RLD."""
     assert decide(facts(), snapshot(links=(CUT,))).plan == Relay("p1", "r1", "m1", "link_down", ROUTE)
+
+
+def test_a_link_whose_kv_is_not_used_is_not_waited_for() -> None:
+    """Where MD does not use the KV that crosses, RLD would never be relieved in earnest: MD does all."""
+    assert decide(facts(), snapshot(links=(VAIN,))).plan == PassThrough("m1", "kv_unread")
+
+
+def test_another_link_is_used_instead() -> None:
+    """A link whose KV is not used keeps no MD from being fed over another."""
+    far = replace(M1, id="far", region="c")
+    decision = decide(facts(), snapshot(P1, R1, M1, far, links=(VAIN, link("a", "c"))))
+    assert (decision.plan.main, decision.plan.link) == ("far", ("a", "c"))
+
+
+def test_a_dead_main_is_waited_for_whatever_becomes_of_its_kv() -> None:
+    """While no MD is up RLD answers, also where MD will have to compute the prompt."""
+    assert decide(facts(), snapshot(P1, R1, DOWN, links=(VAIN,))).plan == Relay("p1", "r1", "m1", "main_down", ROUTE)
 
 
 def test_a_dead_main_beside_prefill_needs_no_link() -> None:

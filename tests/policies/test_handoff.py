@@ -48,6 +48,14 @@ def test_a_lost_main_has_to_answer_first(mode: Literal["auto", "one_shot", "catc
     assert choose(pending, HandoffRules(mode=mode), load=2.0, lost=True) == ExtendBatch(max(1, pending), "main_lost")
 
 
+@pytest.mark.parametrize("mode", ["auto", "one_shot", "catch_up"])
+def test_a_main_that_computes_the_prompt_extends_first(mode: Literal["auto", "one_shot", "catch_up"]) -> None:
+    """Without the prompt's KV MD's first extend takes long: RLD goes on meanwhile in every mode, and then as always."""
+    first, then = Handoff(5, 0, kv_hopeless=True), Handoff(5, 1, kv_hopeless=True)
+    assert choose_step(first, 2.0, None, HandoffRules(mode=mode)) == ExtendBatch(5, "kv_hopeless")
+    assert isinstance(choose_step(then, 2.0, None, HandoffRules(mode=mode)), FinalNow)
+
+
 @pytest.mark.parametrize(("load", "final"), [(0.74, False), (0.75, True), (2.0, True)])
 def test_auto_frees_a_busy_relay(load: float, final: bool) -> None:
     """In auto mode a busy RLD is freed by one-shot; catch-up mode does not look at its load."""

@@ -162,7 +162,9 @@ def _progress(line: TransferLine) -> TransferProgress:
     """The line as progress. Raises TransferFailed when it tells of failure."""
     if line.state not in ("open", "moving", "complete"):
         raise TransferFailed(f"bridge: {line.error or line.state}")
-    return TransferProgress(line.state, line.chunks_total, line.chunks_done, line.chunks_present, line.wan_bytes)
+    return TransferProgress(
+        line.state, line.chunks_total, line.chunks_done, line.chunks_present, line.wan_bytes, line.first_seen
+    )
 
 
 async def _reason(response: Response) -> str:

@@ -287,7 +287,17 @@ class Mover:
             else:
                 self._chunk_bytes = size
                 self.schedule.seen(chunk, size)
+                self._tell_first_seen(chunk)
         self._pump()
+
+    def _tell_first_seen(self, chunk: ChunkId) -> None:
+        """Who waits for P's KV learns that it comes, also when the chunk itself has to queue for the link."""
+        for transfer_id in self.schedule.wanters(chunk):
+            transfer = self.transfers[transfer_id]
+            if not transfer.standing.first_seen:
+                standing = self.schedule.standing(transfer_id)
+                if standing.first_seen:
+                    transfer.advance("moving", standing)
 
     async def _ping_forever(self) -> None:
         """Measure the round trip, and notice dead connections while nothing else is asked of them."""

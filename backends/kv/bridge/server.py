@@ -191,6 +191,7 @@ def _line(transfer: BridgeTransfer) -> TransferLine:
         chunks_present=standing.chunks_present,
         wan_bytes=standing.wan_bytes,
         error=transfer.error,
+        first_seen=standing.first_seen,
     )
 
 

@@ -32,6 +32,8 @@ class TransferStanding:
     chunks_done: int
     chunks_present: int
     wan_bytes: int
+    first_seen: bool = False
+    """Whether either store was seen to hold the first chunk."""
 
     @property
     def complete(self) -> bool:
@@ -108,6 +110,7 @@ class TransferLine(msgspec.Struct, frozen=True):
     chunks_present: int
     wan_bytes: int
     error: str | None = None
+    first_seen: bool = True
 
 
 class TransferItem(msgspec.Struct, frozen=True):

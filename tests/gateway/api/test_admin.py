@@ -46,6 +46,16 @@ async def test_door_with_a_key(not_ready: ApiState) -> None:
             assert (await http.get("/ready", headers=HEADER)).json()["missing"] == ["md-1 at http://md-1"]
 
 
+async def test_what_is_degraded_is_told_to_the_operator(state: ApiState) -> None:
+    """What is amiss though requests are served leaves the gateway ready, and only those with the key hear of it."""
+    line = "demo: KV over a->b is not used"
+    amiss = replace(state, pages=replace(state.pages, find_degraded=lambda: [line]), admin_auth=AdminAuth(key=KEY))
+    async with AppServer(build_app(amiss)) as server, httpx.AsyncClient(base_url=server.url) as http:
+        assert (await http.get("/ready")).json() == {"ready": True}
+        answer = await http.get("/ready", headers=HEADER)
+        assert (answer.status_code, answer.json()) == (200, {"ready": True, "missing": [], "degraded": [line]})
+
+
 async def test_own_listener(not_ready: ApiState) -> None:
     """The operator's listener has the pages and no API."""
     async with AppServer(build_admin_app(not_ready.pages, AdminAuth(is_open=True))) as server:

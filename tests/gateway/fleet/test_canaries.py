@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +13,8 @@ from prometheus_client import CollectorRegistry
 from backends.errors import EngineUnavailable
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUsage
 from gateway.fleet.canaries import LEAST_PROMPT_TOKENS, CanaryPath, CanaryWatch, NoWay, Pair, sort_out
+from gateway.fleet.kv_trust import KvTrust
+from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel, load_model
@@ -20,10 +23,12 @@ from tests.fakes.gates import Watch
 from tests.fakes.kv_path import FakeKvPath
 from tests.gateway.fleet.seams import MODEL, Clock
 from tests.gateway.model_dir import model_dir
+from tests.gateway.relay.stage import LinkedPath
 
 __all__ = ["model_dir"]
 
 CHUNK_TOKENS = 200
+FIRST_CHUNK_S = 0.05
 
 
 @dataclass(slots=True)
@@ -34,6 +39,8 @@ class Weights:
     version_after_a_leg: int | None = None
     minds_salts: bool = True
     tells_cached: bool = True
+    reads: FakeKvPath | None = None
+    """It has in its store what came this way."""
     error: EngineUnavailable | None = None
     legs: list[LegRequest] = field(default_factory=list)
     cached: set[tuple[object, ...]] = field(default_factory=set)
@@ -51,12 +58,17 @@ class Weights:
         if self.error is not None:
             raise self.error
         key = (tuple(leg.prompt), leg.cache_salt if self.minds_salts else None)
-        cached = len(leg.prompt) if key in self.cached else 0
+        cached = len(leg.prompt) if key in self.cached else self._find_stored(leg)
         self.cached.add(key)
         ids = tuple(hash((*leg.prompt, self.version, at)) % 500 for at in range(leg.max_tokens or 1))
         self.version = self.version_after_a_leg or self.version
         usage = LegUsage(len(leg.prompt), len(ids), cached if self.tells_cached else None)
         yield LegChunk(ids, finish_reason="length", usage=usage)
+
+    def _find_stored(self, leg: LegRequest) -> int:
+        transfers = self.reads.transfers if self.reads is not None else ()
+        is_there = any(one.request.token_ids == leg.prompt and one.state == "complete" for one in transfers)
+        return len(leg.prompt) // CHUNK_TOKENS * CHUNK_TOKENS if is_there else 0
 
     async def probe(self) -> Capabilities:
         """Not asked here."""
@@ -75,14 +87,21 @@ class Fleet:
     """Instances p1, r1, m1 (and more, if a test adds them), a KV path, and the watch over them."""
 
     model: ServedModel
-    path: FakeKvPath = field(default_factory=lambda: FakeKvPath(is_instant=True))
+    path: LinkedPath = field(default_factory=lambda: LinkedPath(is_instant=True))
     instances: list[Instance] = field(default_factory=list)
     link_is_up: bool = True
+    md_reads: bool = True
     metrics: Metrics = field(default_factory=Metrics)
+    trust: KvTrust = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.trust = KvTrust(Clock(), self.metrics)
 
     def add(self, id_: str, engine: Weights, role: Role) -> Instance:
         """Add one that is up."""
         region = "b" if role is Role.MD else "a"
+        if role is Role.MD and engine.reads is None and self.md_reads:
+            engine.reads = self.path
         spec = InstanceSpec(id_, role, MODEL, region, "http://engine.invalid", max_running=8)
         self.instances.append(Instance(spec, engine, reachable=True))
         return self.instances[-1]
@@ -93,13 +112,14 @@ class Fleet:
             return None
         if not self.link_is_up:
             raise NoWay("down")
-        return CanaryPath(self.path, "lmcache", MODEL, CHUNK_TOKENS)
+        link = Link("a", "b", self.path, "lmcache", CHUNK_TOKENS, 1e6, state=self.path.link_state)
+        return CanaryPath(link, MODEL, FIRST_CHUNK_S)
 
     def watch(self, interval_s: float = 600.0) -> CanaryWatch:
         """Make the watch."""
         pools = Pools(self.instances, Clock())
         return CanaryWatch(
-            {MODEL: self.model}, pools, self.find_crossing, lambda: CHUNK_TOKENS, interval_s, self.metrics
+            {MODEL: self.model}, pools, self.find_crossing, lambda: CHUNK_TOKENS, interval_s, self.metrics, self.trust
         )
 
     def counted(self, result: str) -> float:
@@ -134,6 +154,55 @@ async def test_a_pair_that_is_alike_stays(fleet: Fleet) -> None:
     assert len(transfer.request.token_ids) > max(CHUNK_TOKENS, LEAST_PROMPT_TOKENS)
     assert fleet.counted("alike") == 1
     assert all(instance.in_flight == 0 for instance in fleet.instances)
+
+
+async def test_kv_that_crossed_in_vain_gives_the_link_up(fleet: Fleet) -> None:
+    """POL-102: equal ids without the KV that crossed are no success: the link is given up at once, the pair is not."""
+    fleet.add("p1", Weights(), Role.P)
+    fleet.md_reads = False
+    engine = Weights()
+    main = fleet.add("m1", engine, Role.MD)
+    watch = fleet.watch()
+    await watch.check()
+    assert (fleet.counted("unread"), fleet.counted("alike"), main.fingerprint) == (1, 0, "")
+    assert not fleet.trust.believes(("a", "b"), MODEL)
+    (line,) = fleet.trust.list_lost([("a", "b")])
+    assert f"m1 took 0 prompt tokens from a cache where KV of {CHUNK_TOKENS} had crossed" in line
+    engine.reads = fleet.path
+    await watch.check()
+    assert fleet.counted("alike") == 1
+    assert fleet.trust.believes(("a", "b"), MODEL)
+
+
+async def test_an_engine_that_does_not_count_passes(fleet: Fleet) -> None:
+    """Where no cached tokens are told nothing can be said against the KV."""
+    fleet.add("p1", Weights(), Role.P)
+    fleet.md_reads = False
+    fleet.add("m1", Weights(tells_cached=False), Role.MD)
+    await fleet.watch().check()
+    assert (fleet.counted("unread"), fleet.counted("alike")) == (0, 1)
+
+
+async def test_kv_that_never_shows_gives_the_link_up(fleet: Fleet) -> None:
+    """POL-102: a canary whose first chunk is not in P's store in time fails with what the keys were made of."""
+    fleet.path.is_instant = fleet.path.has_chunks = False
+    fleet.add("p1", Weights(), Role.P)
+    main = fleet.add("m1", Weights(), Role.MD)
+    await fleet.watch().check()
+    assert (fleet.counted("unseen"), fleet.counted("alike"), main.fingerprint) == (1, 0, "")
+    (line,) = fleet.trust.list_lost([("a", "b")])
+    assert "dialect lmcache, model name m, chunks of 200 tokens" in line
+
+
+async def test_a_cut_link_says_nothing_of_the_keys(fleet: Fleet) -> None:
+    """Chunks that cannot be looked for are no evidence."""
+    fleet.path.is_instant = fleet.path.has_chunks = False
+    fleet.path.link_state = msgspec.structs.replace(fleet.path.link_state, up=False)
+    fleet.add("p1", Weights(), Role.P)
+    fleet.add("m1", Weights(), Role.MD)
+    await fleet.watch().check()
+    assert (fleet.counted("unseen"), fleet.counted("failed")) == (0, 1)
+    assert fleet.trust.believes(("a", "b"), MODEL)
 
 
 async def test_one_that_differs_is_set_apart_and_comes_back(fleet: Fleet) -> None:

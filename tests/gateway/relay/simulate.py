@@ -16,6 +16,7 @@ from gateway.relay.splice_events import (
     KvLate,
     KvReady,
     KvState,
+    KvUnseen,
     LegEnded,
     LegFailed,
     LegId,
@@ -170,7 +171,7 @@ class World:
         elif self.moving:
             if self.choose(2):
                 self.moving = False
-                self.feed(KvFailed())
+                self.feed(KvFailed() if self.choose(2) else KvUnseen())
             else:
                 self.feed(KvLate())
         elif self.splice.kv is not KvState.ABSENT:

@@ -11,6 +11,7 @@ from backends.engines.vllm import VllmEngine
 from backends.types import LinkState
 from gateway.config.rulebook import RuleBook
 from gateway.fleet.health import HealthWatch
+from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
@@ -25,12 +26,17 @@ from policies.types import Role
 from tests.fakes.engine import FakeEngine
 from tests.fakes.index import KnownIndex
 from tests.fakes.kv_path import FakeKvPath
-from tests.fakes.script import continuation
+from tests.fakes.script import Script, continuation
 
 PROMPT = list(range(100, 300))
 MODEL = "demo"
+CHUNK_TOKENS = 16
 
-QUICK: dict[str, Any] = {"transfer_retry_backoff_s": 0.01, "transfer_retry_backoff_max_s": 0.05}
+QUICK: dict[str, Any] = {
+    "transfer_retry_backoff_s": 0.01,
+    "transfer_retry_backoff_max_s": 0.05,
+    "kv_least_load_tokens": 0,
+}
 
 
 class LinkedPath(FakeKvPath):
@@ -92,7 +98,9 @@ async def open_stage(
     path = path or LinkedPath()
     async with AsyncExitStack() as stack:
         engines = {
-            id_: await stack.enter_async_context(FakeEngine(id_, event_sources=_sources(len(ranks.get(id_, ())))))
+            id_: await stack.enter_async_context(
+                FakeEngine(id_, script=_script_of(id_), event_sources=_sources(len(ranks.get(id_, ()))))
+            )
             for id_ in ids
         }
         loop = asyncio.get_running_loop()
@@ -102,7 +110,7 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", 16, 1e6, lease_s)}, 60.0)
+        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s)}, 60.0)
         await links.start()
         stack.push_async_callback(links.aclose)
         dropped: list[DropReason] = []
@@ -112,17 +120,19 @@ async def open_stage(
         index.hits |= {id_: max(tokens) for id_, tokens in ranks.items()}
         index.ranks |= ranks
         pools = Pools(instances, loop.time)
+        metrics = Metrics()
         service = Router(
             models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
             pools=pools,
             links=links,
+            trust=KvTrust(loop.time, metrics),
             index=index,
             rulebook=RuleBook(parse_rules(asked)),
             learning=Learning(loop.time),
             sessions=Sessions(),
             aligner=aligner,
             timelines=Timelines(loop.time),
-            metrics=Metrics(),
+            metrics=metrics,
             rng=random.Random(1),
         )
         yield Stage(service, engines, path, aligner, index, pools, dropped)
@@ -131,6 +141,11 @@ async def open_stage(
 def _sources(ranks: int) -> dict[str, Any]:
     """What an engine with so many ranks tells of its KV events."""
     return {str(rank): {"endpoint": f"tcp://127.0.0.1:{1 + rank}"} for rank in range(ranks)}
+
+
+def _script_of(id_: str) -> Script:
+    """An MD takes the KV that crossed from its store, as it should."""
+    return Script(cached_tokens=len(PROMPT) // CHUNK_TOKENS * CHUNK_TOKENS if id_.startswith("md") else 0)
 
 
 def _instance(id_: str, engine: FakeEngine) -> Instance:

@@ -31,7 +31,7 @@ async def test_jobs_beyond_the_bound_are_dropped_with_their_transfers() -> None:
 
         transfers = [asyncio.create_task(wait()) for _ in range(MOST_JOBS + 1)]
         for transfer in transfers:
-            aligner.adopt(AlignJob(request, (1,), stage.pools["md1"], rules, transfer))
+            aligner.adopt(AlignJob(request, (1,), stage.pools["md1"], rules, transfer, lambda _: None))
         await asyncio.wait(transfers[-1:])
         assert (dropped, aligner.running) == (["too_many"], MOST_JOBS)
         assert transfers[-1].cancelled() and not any(transfer.done() for transfer in transfers[:-1])

@@ -19,6 +19,7 @@ from gateway.relay.splice_events import (
     KvLate,
     KvReady,
     KvState,
+    KvUnseen,
     LegEnded,
     LegFailed,
     LegId,
@@ -200,6 +201,21 @@ def test_late_kv_turns_direct_into_relay() -> None:
     assert splice.feed(KvLate()) == [StartLeg(A, LegKind.RELAY, 1, 99, 0, True)]
     splice.feed(tokens(A, 1, 11))
     assert splice.feed(KvReady()) == [CloseLeg(A), StartLeg(B, LegKind.FINAL, 2, 98, 0, True)]
+
+
+def test_direct_without_kv_goes_on_at_main() -> None:
+    """KV that never comes is not waited for: MD computes the prompt, and no transfer is opened again."""
+    splice = begun(replace(TERMS, plan=DIRECT), *PREFILLED)
+    assert splice.feed(KvUnseen()) == [StartLeg(A, LegKind.FINAL, 1, 99, 0, False)]
+
+
+def test_relay_without_kv_ends_at_main() -> None:
+    """While RLD writes, MD computes the prompt in an extend of its own; then the hand-off is as ever."""
+    splice = begun(TERMS, *EAGER)
+    assert splice.feed(KvUnseen()) == [StartLeg(B, LegKind.EXTEND, 4, 1, 0, False)]
+    splice.feed(tokens(A, 4, 14))
+    splice.feed(tokens(B, 4, 14, finish="length"))
+    assert splice.feed(LegEnded(B)) == [CloseLeg(A), StartLeg(C, LegKind.FINAL, 5, 95, 0, False)]
 
 
 def test_classic_drops_the_prefill_token() -> None:
@@ -458,7 +474,17 @@ DONE = (*EAGER, tokens(A, 4, EOS, finish="stop"))
 
 @pytest.mark.parametrize(
     "event",
-    [KvReady(), KvFailed(), KvLate(), StopMatched(2), LegEnded(A), LegFailed(A), LegUnplaced(A), tokens(A, 4, 5)],
+    [
+        KvReady(),
+        KvFailed(),
+        KvUnseen(),
+        KvLate(),
+        StopMatched(2),
+        LegEnded(A),
+        LegFailed(A),
+        LegUnplaced(A),
+        tokens(A, 4, 5),
+    ],
     ids=lambda event: type(event).__name__,
 )
 def test_what_comes_after_the_end_changes_nothing(event: Event) -> None:

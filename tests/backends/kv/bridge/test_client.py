@@ -5,6 +5,7 @@ import signal
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import httpx
 import msgspec
@@ -101,6 +102,23 @@ async def test_the_seed_of_the_engines_hashes() -> None:
         async with open_path(running) as path:
             with pytest.raises(TransferFailed):
                 await read_all(path, request(3, transfer_id="without", deadline_s=0.5))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"dialect": "lmcache-mp"}, {"model": "another"}, {"chunk_tokens": 32}, {"salt": "s"}]
+)
+async def test_wrong_keys_show_no_chunk(wrong: dict[str, Any]) -> None:
+    """POL-102: a transfer under keys that nobody writes says that no chunk was seen; under the right ones, else."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        await store(region.a, chunks_of(prompt(4)))
+        async with open_path(running) as path:
+            async with aclosing(path.transfer(replace(request(4), **wrong))) as transfer:
+                progress = await anext(transfer)
+            assert (progress.state, progress.chunks_done, progress.first_seen) == ("open", 0, False)
+            assert progress.chunks_total > 0
+            right = await read_all(path, request(4, transfer_id="right"))
+        assert not right[0].first_seen
+        assert right[-1].first_seen
 
 
 async def test_closing_stops_the_traffic() -> None:

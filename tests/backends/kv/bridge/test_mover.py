@@ -195,6 +195,20 @@ async def test_waits_for_chunks_that_are_not_stored_yet() -> None:
         assert transfer.state == "complete"
 
 
+async def test_a_chunk_that_queues_is_told_of() -> None:
+    """A transfer says that its first chunk was seen while it still waits for the link."""
+    async with two_regions(rate_mbit=8) as regions:
+        ahead, chunks = chunks_of(prompt(20)), chunks_of(prompt(40, seed=1))
+        await store(regions.a, ahead)
+        regions.mover.open("ahead", ahead, 60)
+        transfer = regions.mover.open("t", chunks, 60)
+        await until(transfer, lambda: transfer.state == "open")
+        assert not transfer.standing.first_seen
+        await store(regions.a, chunks)
+        await until(transfer, lambda: transfer.standing.first_seen)
+        assert (transfer.state, transfer.standing.chunks_done) == ("moving", 0)
+
+
 async def test_metadata_without_kv_is_waited_for() -> None:
     """A chunk of which the sending store holds only the metadata counts as not stored."""
     async with two_regions() as regions:

@@ -329,6 +329,24 @@ def test_a_repeated_id_is_refused() -> None:
     schedule.open("t", ids("b"))
 
 
+def test_a_first_chunk_is_seen_or_not() -> None:
+    """Standing tells whether either store was seen to hold the first chunk, whichever transfer has asked for it."""
+    schedule, chunks = make(), ids("a", "b")
+    schedule.open("t", chunks)
+    assert not schedule.standing("t").first_seen
+    see(schedule, chunks[1:])
+    assert not schedule.standing("t").first_seen
+    see(schedule, chunks[:1])
+    assert schedule.standing("t").first_seen
+    schedule.open("u", chunks)
+    assert schedule.standing("u").first_seen
+    deliver(schedule, take(schedule))
+    assert schedule.standing("t").first_seen
+    schedule.open("v", ids("c", "d"), present=ids("c"))
+    schedule.open("w", [])
+    assert schedule.standing("v").first_seen and schedule.standing("w").first_seen
+
+
 def test_repeated_chunks_count_once() -> None:
     """A chunk named twice in one transfer is one chunk."""
     schedule = make()
