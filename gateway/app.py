@@ -94,7 +94,7 @@ class Gateway:
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
-        self.aligner = Aligner(self.metrics.count_aligning_dropped)
+        self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self.timelines = Timelines(time.monotonic)
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)

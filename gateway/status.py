@@ -99,7 +99,7 @@ class Status:
         self.metrics.shared.documents_revision.set(self.live.revision)
         if self.live.contact_age_s is not None:
             self.metrics.shared.documents_age.set(self.live.contact_age_s)
-        self.metrics.aligning.set(self.aligner.running)
+        self.metrics.kv.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 

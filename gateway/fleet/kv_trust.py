@@ -78,7 +78,7 @@ class KvTrust:
         self, route: Route, model: str, instance: str, moved_tokens: int, cached_tokens: int, *, at_once: bool = False
     ) -> None:
         """An engine computed again what had crossed. ``at_once``: no further one is waited for."""
-        self._metrics.kv_unread.labels(model, name_link(route)).inc(moved_tokens - cached_tokens)
+        self._metrics.kv.unread.labels(model, name_link(route)).inc(moved_tokens - cached_tokens)
         why = (
             f"{instance} took {cached_tokens} prompt tokens from a cache where KV of {moved_tokens} had crossed; "
             "both sides must have the same chunk size, key dialect, dtype, model name and salt"
@@ -87,7 +87,7 @@ class KvTrust:
 
     def note_unseen(self, route: Route, model: str, why: str, *, at_once: bool = False) -> None:
         """P has long ended, and the sending store has none of the keys that its KV should have."""
-        self._metrics.kv_unseen.labels(model, name_link(route)).inc()
+        self._metrics.kv.unseen.labels(model, name_link(route)).inc()
         self._strike(route, model, why, at_once)
 
     def note_restart(self, region: str, model: str) -> None:
@@ -107,7 +107,7 @@ class KvTrust:
     def show_metrics(self, routes: Collection[Route], models: Collection[str]) -> None:
         """Set the gauges of these links and models, and drop all others."""
         lost = {key for key, standing in self._standings.items() if standing.retry_at_s is not None}
-        self._metrics.link_trusted.values = {
+        self._metrics.kv.link_trusted.values = {
             (model, name_link(route)): ((route, model) not in lost,) for route in routes for model in models
         }
 

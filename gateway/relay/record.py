@@ -108,7 +108,7 @@ class Record:
     def transfer(self, progress: TransferProgress) -> None:
         """The KV came on."""
         moved_bytes = max(0, progress.wan_bytes - self._attempt_bytes)
-        self._metrics.wan_bytes.labels(self._model).inc(moved_bytes)
+        self._metrics.kv.wan_bytes.labels(self._model).inc(moved_bytes)
         if moved_bytes:
             self._note_use(Use(wan_bytes=moved_bytes))
         self._attempt_bytes = progress.wan_bytes

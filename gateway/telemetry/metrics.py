@@ -88,6 +88,42 @@ class SharedMetrics:
         )
 
 
+class KvMetrics:
+    """Of KV that crosses links: how much, whether it was of use, and what is brought into line afterwards."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.wan_bytes = Counter(
+            "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
+        )
+        self.unread = Counter(
+            "pdd_kv_unread_tokens",
+            "Prompt tokens whose KV had crossed a link and that the receiving engine computed again",
+            ["model", "link"],
+            registry=registry,
+        )
+        self.unseen = Counter(
+            "pdd_kv_unseen", "Transfers whose first chunk never came to P's store", ["model", "link"], registry=registry
+        )
+        self.link_trusted = LiveGauges(
+            {"pdd_link_trusted": "Whether a model's KV may cross a link; 0 while it was of no use there"},
+            ("model", "link"),
+        )
+        registry.register(self.link_trusted)
+        self.aligning = Gauge(
+            "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
+        )
+        self.aligning_dropped = Counter(
+            "pdd_aligning_dropped",
+            "Answers whose KV was not brought to the main region after all, by why",
+            ["reason"],
+            registry=registry,
+        )
+
+    def count_aligning_dropped(self, reason: str) -> None:
+        """Count one answer that MD will not know."""
+        self.aligning_dropped.labels(reason).inc()
+
+
 class Metrics:
     """One registry for one gateway."""
 
@@ -97,6 +133,7 @@ class Metrics:
         registry.register(self.instances)
         self.passed = PassedMetrics(registry)
         self.shared = SharedMetrics(registry)
+        self.kv = KvMetrics(registry)
         self.requests = Counter(
             "pdd_requests", "Answers by plan and how they ended", ["model", "plan", "outcome"], registry=registry
         )
@@ -124,23 +161,6 @@ class Metrics:
         self.legs = Counter(
             "pdd_legs", "Engine calls by kind and how they ended", ["kind", "outcome"], registry=registry
         )
-        self.wan_bytes = Counter(
-            "pdd_wan_bytes", "KV bytes that crossed for this gateway's requests", ["model"], registry=registry
-        )
-        self.kv_unread = Counter(
-            "pdd_kv_unread_tokens",
-            "Prompt tokens whose KV had crossed a link and that the receiving engine computed again",
-            ["model", "link"],
-            registry=registry,
-        )
-        self.kv_unseen = Counter(
-            "pdd_kv_unseen", "Transfers whose first chunk never came to P's store", ["model", "link"], registry=registry
-        )
-        self.link_trusted = LiveGauges(
-            {"pdd_link_trusted": "Whether a model's KV may cross a link; 0 while it was of no use there"},
-            ("model", "link"),
-        )
-        registry.register(self.link_trusted)
         self.in_flight = Gauge("pdd_requests_in_flight", "Answers that are running", ["model"], registry=registry)
         self.canaries = Counter(
             "pdd_canaries", "Checks of a P and a decode instance by what came of them", ["result"], registry=registry
@@ -149,19 +169,6 @@ class Metrics:
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
-        self.aligning = Gauge(
-            "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
-        )
-        self.aligning_dropped = Counter(
-            "pdd_aligning_dropped",
-            "Answers whose KV was not brought to the main region after all, by why",
-            ["reason"],
-            registry=registry,
-        )
-
-    def count_aligning_dropped(self, reason: str) -> None:
-        """Count one answer that MD will not know."""
-        self.aligning_dropped.labels(reason).inc()
 
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""

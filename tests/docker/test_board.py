@@ -72,7 +72,9 @@ def read_metrics() -> dict[str, set[str]]:
             found |= {sample.name: set(sample.labels) for sample in family.samples}
     for family in metrics.registry.collect():
         found |= {family.name + suffix: set() for suffix in SUFFIXES[family.type]}
-    for metric in chain.from_iterable(vars(part).values() for part in (metrics, metrics.passed, metrics.shared)):
+    for metric in chain.from_iterable(
+        vars(part).values() for part in (metrics, metrics.kv, metrics.passed, metrics.shared)
+    ):
         if isinstance(metric, MetricWrapperBase):
             # Without samples only the metric itself knows its labels.
             for family in metric.describe():

@@ -79,5 +79,5 @@ async def test_nothing_is_dropped_when_all_is_well() -> None:
 def test_the_metric_has_a_line_for_each_reason() -> None:
     """What was dropped is on the metrics page, by its reason."""
     metrics = Metrics()
-    metrics.count_aligning_dropped("too_many")
+    metrics.kv.count_aligning_dropped("too_many")
     assert 'pdd_aligning_dropped_total{reason="too_many"} 1.0' in metrics.exposition().decode()
