@@ -283,11 +283,15 @@ def _log_death(task: asyncio.Task[None]) -> None:
 class Stepper:
     """What the engine's model thread calls."""
 
-    def __init__(self, runner: ModelRunner, sampler: Sampler) -> None:
+    def __init__(self, runner: ModelRunner, sampler: Sampler, min_step_s: float = 0.0) -> None:
         self._runner = runner
         self._sampler = sampler
+        self._min_step_s = min_step_s
 
     def step(self, work: Sequence[Work]) -> list[Sampled]:
         """Compute the KV of all tokens of ``work``; one token for each item that samples, in order."""
+        end_s = time.monotonic() + self._min_step_s
         logits = self._runner.forward(work)
-        return self._sampler.sample(logits, [item.sequence for item in work if item.samples])
+        sampled = self._sampler.sample(logits, [item.sequence for item in work if item.samples])
+        time.sleep(max(0.0, end_s - time.monotonic()))
+        return sampled

@@ -81,7 +81,7 @@ def serve(settings: ReferenceSettings) -> int:
             chunk_tokens=settings.kv_chunk_tokens,
             timeout_s=settings.kv_timeout_s,
         )
-    stepper = Stepper(runner, Sampler())
+    stepper = Stepper(runner, Sampler(), settings.min_step_s)
     _warm_up(stepper, settings.block_size_tokens)
     # What lives now lives for good: the collector need not look at it again during a decode step.
     gc.collect()

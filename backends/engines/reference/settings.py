@@ -28,6 +28,7 @@ class ReferenceSettings:
     max_model_len: int | None
     step_tokens: int
     max_sequences: int
+    min_step_s: float
     kv_events_host: str
     kv_events_port: int
     kv_events_replay_port: int
@@ -53,6 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", type=_positive, metavar="TOKENS", help="default: what model and pool allow")
     parser.add_argument("--max-batched-tokens", type=_positive, default=512, metavar="TOKENS", help="tokens per step")
     parser.add_argument("--max-num-seqs", type=_positive, default=64, metavar="N", help="sequences per step")
+    parser.add_argument(
+        "--min-step-ms", type=float, default=0.0, metavar="MS", help="no step is shorter: a bigger model's pace"
+    )
     parser.add_argument("--kv-events-host", default="127.0.0.1", metavar="HOST")
     parser.add_argument("--kv-events-port", type=int, default=0, metavar="PORT", help="0: any free port")
     parser.add_argument("--kv-events-replay-port", type=int, default=0, metavar="PORT", help="0: any free port")
@@ -86,6 +90,7 @@ def to_settings(args: argparse.Namespace) -> ReferenceSettings:
         max_model_len=args.max_model_len,
         step_tokens=args.max_batched_tokens,
         max_sequences=args.max_num_seqs,
+        min_step_s=args.min_step_ms / 1000,
         kv_events_host=args.kv_events_host,
         kv_events_port=args.kv_events_port,
         kv_events_replay_port=args.kv_events_replay_port,

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,18 +80,20 @@ async def complete(url: str, prompt: list[int], max_tokens: int, **fields: Any) 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 async def test_a_split_answer_equals_an_unsplit_one(llama: Path) -> None:
-    """P's token, a relay's tokens on P's KV, and a main engine's after an extend are the ids of the plain model."""
+    """P's token, a slow relay's on P's KV, and a main engine's after an extend are the ids of the plain model."""
     prompt = random_prompt(700)
     wanted = by_transformers(llama, prompt, 24)
     async with run_valkey() as store:
         options = ("--kv-store", store)
         async with (
             run_process(llama, "prefill", *options) as (prefill, p_url),
-            run_process(llama, "relay", *options) as (relay, r_url),
+            run_process(llama, "relay", *options, "--min-step-ms", "30") as (relay, r_url),
         ):
             first, _ = await complete(p_url, prompt, 1)
+            began_s = time.monotonic()
             eager, cached = await complete(r_url, prompt + first, 10)
             assert cached == 640
+            assert time.monotonic() - began_s >= 9 * 0.030
             extended, extend_cached = await complete(r_url, prompt + first + eager, 13)
             assert extend_cached >= 704
             assert first + eager + extended == wanted
