@@ -20,7 +20,7 @@ TOKENS = 800
 CHUNK_TOKENS = 256
 CHUNK_BYTES = CHUNK_TOKENS * 4096
 ONE_SHOT = RELAYED | {"handoff": {"mode": "one_shot"}}
-DIRECT = RELAYED | {"direct_wan_bound_s": 3600}
+DIRECT = RELAYED | {"direct_wan_bound_s": 3600, "pipelines": ["direct", "relay"]}
 SINGULAR: dict[str, Any] = RELAYED | {
     "singular": {"min_uncached_tokens": 256, "budget": 0.25},
     "alignment": {"bound": 1},
