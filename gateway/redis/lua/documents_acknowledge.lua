@@ -1,7 +1,6 @@
 -- KEYS: processes by the time of their last sign of life, what each said. ARGV: this process, what it says, ms after
 -- which one counts as dead.
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_ms = clock_ms()
 redis.call('ZADD', KEYS[1], now_ms, ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now_ms - ARGV[3])) do

@@ -16,8 +16,7 @@ end
 if ARGV[3] == '' and not lives then return {0, stored or ''} end
 redis.call('HSETNX', KEYS[1], 'epoch', ARGV[6])
 local revision = math.max(tonumber(redis.call('HGET', KEYS[1], 'revision') or '0'), old[2]) + 1
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_ms = clock_ms()
 local packed = cmsgpack.pack({old[1] + 1, revision, now_ms, ARGV[4], ARGV[3]})
 redis.call('HSET', KEYS[1], 'revision', revision)
 redis.call('HSET', KEYS[3], ARGV[2], packed)

@@ -1,18 +1,5 @@
 -- KEYS: meta, notes, deltas. ARGV: name, keys, time to live ms, most keys, stream length, rank.
-local function each_chunk(packed, call)
-  for from = 1, #packed, 8192 do
-    local chunk = {}
-    for at = from, math.min(from + 8191, #packed), 8 do
-      chunk[#chunk + 1] = string.sub(packed, at, at + 7)
-    end
-    call(chunk)
-  end
-end
-local function clock_us()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
-end
-local now_ms = math.floor(clock_us() / 1000)
+local now_ms = clock_ms()
 local score = now_ms + tonumber(ARGV[3])
 if redis.call('HSETNX', KEYS[1], 'gen', string.format('%.0f', clock_us())) == 1 then
   redis.call('HSET', KEYS[1], 'known', 1)

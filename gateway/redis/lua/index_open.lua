@@ -1,9 +1,5 @@
 -- KEYS: lease, meta, deltas, then the instance's other keys. ARGV: token, name, time to live ms, stream length.
 -- Begins an empty generation and returns it; '' when the lease is lost.
-local function clock_us()
-  local time = redis.call('TIME')
-  return time[1] * 1000000 + time[2]
-end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return '' end
 for at = 4, #KEYS do redis.call('UNLINK', KEYS[at]) end
 redis.call('UNLINK', KEYS[2])

@@ -6,15 +6,6 @@
 -- ARGV: token, generation, name, rank, clear, held, gone, time to live ms, stream length,
 --       mark ('' for none), number of records to save, their names and contents in turn, names of records to drop.
 -- Returns 1, or 0 when the lease or the generation is not the caller's.
-local function each_chunk(packed, call)
-  for from = 1, #packed, 8192 do
-    local chunk = {}
-    for at = from, math.min(from + 8191, #packed), 8 do
-      chunk[#chunk + 1] = string.sub(packed, at, at + 7)
-    end
-    call(chunk)
-  end
-end
 if redis.call('GET', KEYS[1]) ~= ARGV[1] or redis.call('HGET', KEYS[2], 'gen') ~= ARGV[2] then return 0 end
 local seq = redis.call('HINCRBY', KEYS[2], 'seq', 1)
 if ARGV[5] == '1' then redis.call('UNLINK', KEYS[4], KEYS[5]) end

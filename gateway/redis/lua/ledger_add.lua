@@ -1,8 +1,7 @@
 -- KEYS: a state. ARGV: what to add to it, the state where there is none, weight of the old sums, seconds in which they
 -- fade (0: never), time to live ms. A state is [samples, sums...] in msgpack; stored with its time in front.
 -- Returns the new state.
-local time = redis.call('TIME')
-local now_s = time[1] + time[2] / 1000000
+local now_s = clock_us() / 1000000
 local state = cmsgpack.unpack(ARGV[2])
 local stored = redis.call('GET', KEYS[1])
 local old = stored and select(2, pcall(cmsgpack.unpack, stored))

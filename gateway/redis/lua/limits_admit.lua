@@ -4,8 +4,7 @@
 -- (-1: no limit), tokens to take. Takes everything or nothing.
 -- Returns who refused (0: nobody, 1 requests, 2 tokens, 3 slots), ms to wait, requests left, ms until they are whole,
 -- tokens left, ms until they are whole.
-local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+local now_ms = clock_ms()
 local most = {tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])}
 local take = {1, tonumber(ARGV[6])}
 local stored = redis.call('HMGET', KEYS[1], 'at', 'requests', 'tokens')
