@@ -63,13 +63,17 @@ class StreamEntry:
     ttl_s: float
 
 
+LAYOUT = 2
+"""Of keys and deltas. Gateways of another layout share no index: what they left would be read as an empty cache."""
+
+
 class ModelStore:
     """Redis keys and steps of one model. Methods raise ``AWAY``."""
 
     def __init__(self, redis: RedisClient, prefix: str, model: str, limits: StoreLimits) -> None:
         # A digest as the tag: model names may hold braces, which would move keys to other slots of a cluster.
         tag = blake2b(model.encode(), digest_size=8).hexdigest()
-        self._base = f"{prefix}:index:{{{tag}}}"
+        self._base = f"{prefix}:index{LAYOUT}:{{{tag}}}"
         self.redis = redis
         self._client = redis.commands
         self._ttl_ms = int(limits.ttl_s * 1000)
