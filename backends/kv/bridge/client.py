@@ -136,7 +136,7 @@ class BridgePath:
             raise EngineUnavailable(f"the bridge answered {response.status}")
         try:
             return _LINK.decode(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineBroken(f"the bridge's link state is malformed: {error}") from None
 
     async def aclose(self) -> None:
@@ -154,7 +154,7 @@ async def _lines(response: Response) -> AsyncGenerator[TransferLine, None]:
         for text in whole:
             try:
                 yield _LINE.decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 raise TransferFailed("bridge: a malformed line") from None
 
 
