@@ -166,7 +166,7 @@ class BridgePath:
             raise EngineUnavailable(f"the bridge answered {response.status}: {_cut(answer)}")
         try:
             return decoder.decode(answer)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineBroken(f"the bridge's answer to {path} is malformed: {error}") from None
 
     async def aclose(self) -> None:
@@ -184,7 +184,7 @@ async def _lines(response: Response) -> AsyncGenerator[TransferLine, None]:
         for text in whole:
             try:
                 yield _LINE.decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 raise TransferFailed("bridge: a malformed line") from None
 
 

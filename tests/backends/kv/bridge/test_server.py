@@ -13,7 +13,7 @@ from backends.kv.bridge.mover import Mover
 from backends.kv.bridge.resp import StoreAddress
 from backends.kv.bridge.server import make_app
 from backends.kv.bridge.types import BridgeLimits
-from tests.backends.kv.bridge.chunks import chunks_of, prompt, store
+from tests.backends.kv.bridge.chunks import CHUNK_BYTES, chunks_of, prompt, store
 from tests.backends.kv.bridge.regions import QUICK, Regions, two_regions
 
 OPEN = {"transfer_id": "t", "dialect": "lmcache", "model": "demo", "token_ids": [1, 2, 3], "chunk_tokens": 2}
