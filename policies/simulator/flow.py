@@ -102,8 +102,8 @@ class RequestFlow:
             outcome.first_s = self.silent_since_s = self._now_s
         if self.made_tokens == outcome.row.output_tokens:
             self._finish()
-        elif plan.relay is not None:
-            relay = world.sites[plan.relay]
+        elif plan.writer is not None:
+            relay = world.sites[plan.writer]
             relay.cache.add(outcome.row.blocks)
             self.relay_job = relay.decode.add(outcome.row.output_tokens - 1, self._end_relay)
         self._await_kv()
@@ -127,9 +127,9 @@ class RequestFlow:
     def _step(self) -> None:
         """Ask for the next step of the hand-off."""
         plan = self.decision.plan
-        if self.relay_job is None or plan.relay is None:
+        if self.relay_job is None or plan.writer is None:
             return
-        relay = self.world.sites[plan.relay]
+        relay = self.world.sites[plan.writer]
         output = self.outcome.row.output_tokens
         self.made_tokens = min(output - 1, int(output - relay.decode.left(self.relay_job)))
         pending = self.made_tokens - self.sealed_tokens
@@ -140,7 +140,7 @@ class RequestFlow:
         if isinstance(step, FinalNow):
             relay.decode.remove(self.relay_job)
             self.relay_job, self.silent_since_s = None, self._now_s
-            self.outcome.relay_tokens = self.made_tokens - 1
+            self._note_eager()
             self._main.compute(pending + tail, self._continue_on_main)
         else:
             self.sealed_tokens += min(step.tokens, pending)
@@ -163,10 +163,18 @@ class RequestFlow:
         self.outcome.end_s = self._now_s
         self.world.lengths = observe_length(self.world.lengths, row.output_tokens, lengths)
 
+    def _note_eager(self) -> None:
+        """What was made is P's first token and what the writer made after it."""
+        if self.decision.plan.fused:
+            self.outcome.prefill_tokens = self.made_tokens
+        else:
+            self.outcome.relay_tokens = self.made_tokens - 1
+
     def _end_relay(self) -> None:
         plan, row = self.decision.plan, self.outcome.row
         self.relay_job = None
-        self.made_tokens, self.outcome.relay_tokens = row.output_tokens, row.output_tokens - 1
+        self.made_tokens = row.output_tokens
+        self._note_eager()
         self._finish()
         if plan.link is None or self.transfer is None:
             return
