@@ -220,6 +220,7 @@ class Gateway:
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
             write_timeout_s=self._settings.limits.write_timeout_s,
+            beside_bytes=self._settings.limits.max_beside_bytes,
         )
         state = ApiState(
             models=self.served,
