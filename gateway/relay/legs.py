@@ -120,14 +120,20 @@ class LegPace:
         if self.first_s is None:
             self.instance.extending_tokens -= self.lacking_tokens
             return
-        if self._is_extend():
+        if self._measures_extend():
             self.instance.note_extend(self.lacking_tokens, self.first_s - self.started_s)
         if self.start.kind is not LegKind.EXTEND:
             self.instance.note_decode(self.tokens, self.last_s - self.first_s)
 
-    def _is_extend(self) -> bool:
+    def _measures_extend(self) -> bool:
+        """Whether it tells how fast the instance extends.
+
+        A first extend loads the prompt's KV, too: better than nothing where nothing is known.
+        """
+        if self.is_first_extend and self.instance.extend_tokens_per_s is not None:
+            return False
         if self.start.kind is LegKind.FINAL:
-            return self.is_first_extend and self.start.kv_expected and self.start.base >= LEAST_MEASURED_TOKENS
+            return self.start.kv_expected and min(self.start.base, self.lacking_tokens) >= LEAST_MEASURED_TOKENS
         return self.start.kind is LegKind.EXTEND
 
 

@@ -182,13 +182,9 @@ class RequestFlow:
         output = self.outcome.row.output_tokens
         self.made_tokens = min(output - 1, 1 + int(relay.engine.made(self.relay_job)))
         pending = self.made_tokens - self.sealed_tokens
-        main = self._main.member.engine
-        step = choose_step(
-            Handoff(pending, self.rounds, self.previous_pending_tokens),
-            relay.view().load,
-            1.0 / main.token_s,
-            self.rules.handoff,
-        )
+        is_cold = self.rounds == 0
+        handoff = Handoff(pending, self.rounds, self.previous_pending_tokens, is_cold)
+        step = choose_step(handoff, relay.view().load, 1.0 / self._main.member.engine.token_s, self.rules.handoff)
         tail = 0 if self.rounds else self._tail_tokens
         if isinstance(step, FinalNow):
             relay.engine.stop(self.relay_job)
@@ -198,8 +194,8 @@ class RequestFlow:
             self.outcome.relay_tokens = self.made_tokens - 1
             self._hand_over(pending + tail)
         else:
-            self.sealed_tokens += step.tokens
-            self.rounds, self.previous_pending_tokens = self.rounds + 1, pending
+            self.sealed_tokens += min(step.tokens, pending)
+            self.rounds, self.previous_pending_tokens = self.rounds + 1, None if is_cold else pending
             context = self.outcome.row.prompt_tokens + self.sealed_tokens
             self._main.engine.submit(Job(context, step.tokens + tail, 0, self._step))
 
