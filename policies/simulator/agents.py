@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from policies.simulator.arrivals import ARRIVALS
-from policies.simulator.trace import Lengths, Row
+from policies.simulator.trace import BareRequest, Row
 from policies.types import Rng
 
 
@@ -44,7 +44,7 @@ def mean_hit(buckets: Sequence[HitBucket]) -> float:
 
 
 @dataclass(slots=True)
-class Session:
+class AgentSession:
     """One agent's context as it was last sent."""
 
     name: str
@@ -63,17 +63,17 @@ class AgentTraffic:
     output_tokens: int = 1_000
     """Mean length of an answer."""
     spread: float = 0.5
-    """Lengths lie between 1 less and 1 more this share of the mean."""
+    """BareRequest lie between 1 less and 1 more this share of the mean."""
     sessions: int = 400
     """Agents whose contexts are alive at once."""
     block_tokens: int = 256
     _fresh: int = 0
-    _pool: list[Session] = field(default_factory=list)
+    _pool: list[AgentSession] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for number in range(self.sessions):
             tokens = self._length(self.prompt_tokens)
-            self._pool.append(Session(f"s{number}", tokens, self._new_blocks(-(-tokens // self.block_tokens))))
+            self._pool.append(AgentSession(f"s{number}", tokens, self._new_blocks(-(-tokens // self.block_tokens))))
 
     def contexts(self) -> list[tuple[int, ...]]:
         """What the agents have sent so far: what caches hold when this is called before any turn."""
@@ -84,14 +84,14 @@ class AgentTraffic:
         times = islice(ARRIVALS[arrivals](self.rng, rate_per_s), count)
         return [self.turn(self._pool[int(self.rng.random() * len(self._pool))], at_s) for at_s in times]
 
-    def dress(self, lengths: Iterable[Lengths]) -> Iterator[Row]:
+    def dress(self, lengths: Iterable[BareRequest]) -> Iterator[Row]:
         """Give a trace that has nothing but lengths the hits of these agents."""
         for one in lengths:
             session = self._pool[int(self.rng.random() * len(self._pool))]
             session.prompt_tokens = one.prompt_tokens
             yield self.turn(session, one.at_s, one.output_tokens)
 
-    def turn(self, session: Session, at_s: float, output_tokens: int | None = None) -> Row:
+    def turn(self, session: AgentSession, at_s: float, output_tokens: int | None = None) -> Row:
         """One request of a session."""
         tokens = session.prompt_tokens
         kept = session.blocks[: int(draw_hit(self.hits, self.rng) * tokens) // self.block_tokens]
@@ -99,7 +99,7 @@ class AgentTraffic:
         answer = output_tokens or self._length(self.output_tokens)
         return Row(at_s, tokens, answer, session.blocks, session.name)
 
-    def find(self, number: int) -> Session:
+    def find(self, number: int) -> AgentSession:
         """Return an agent by its number."""
         return self._pool[number]
 

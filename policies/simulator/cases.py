@@ -115,7 +115,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SimulationCase:
     """One simulation: who serves what, how fast it comes, under which rules."""
 
     name: str
@@ -127,10 +127,10 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CaseResult:
     """What it came to."""
 
-    case: Case
+    case: SimulationCase
     report: Report
     ttft_s: tuple[float, ...]
     """Quantiles from 0 to 100 %."""
@@ -138,7 +138,7 @@ class Result:
     samples: tuple[Sample, ...]
 
 
-def run_case(case: Case, rng: Rng, tick: Callable[[], None] = lambda: None) -> Result:
+def run_case(case: SimulationCase, rng: Rng, tick: Callable[[], None] = lambda: None) -> CaseResult:
     """Simulate; ``rng`` should be seeded with the case's seed."""
     traffic, fleet = case.traffic, replace(case.fleet, block_tokens=case.traffic.block_tokens)
     if isinstance(traffic, Agents) and traffic.running:
@@ -154,7 +154,7 @@ def run_case(case: Case, rng: Rng, tick: Callable[[], None] = lambda: None) -> R
     ttft = [outcome.ttft_s for outcome in counted if outcome.ttft_s is not None]
     gaps = [outcome.gap_s for outcome in counted]
     report = replay.report(settle)
-    return Result(case, report, quantiles(ttft), quantiles(gaps), tuple(replay.samples))
+    return CaseResult(case, report, quantiles(ttft), quantiles(gaps), tuple(replay.samples))
 
 
 def quantiles(values: Sequence[float]) -> tuple[float, ...]:

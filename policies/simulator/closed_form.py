@@ -70,7 +70,7 @@ def needs(prefill: EngineModel, decode: EngineModel, load: Workload) -> Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ChipPair:
     """Two kinds of instances, and a line between their regions."""
 
     prefill: EngineModel
@@ -100,7 +100,7 @@ class ClosedForm:
         return self.pdd_bcr / self.same_bcr - 1
 
 
-def closed_form(pair: Pair, load: Workload, rate_per_s: float, rld_share: float = RLD_SHARE) -> ClosedForm:
+def closed_form(pair: ChipPair, load: Workload, rate_per_s: float, rld_share: float = RLD_SHARE) -> ClosedForm:
     """Reckon both fleets at their best ratios, large enough for ``rate_per_s``, which the line's cost is shared by."""
     same = needs(pair.prefill, pair.prefill, load)
     pdd = needs(pair.prefill, pair.decode, load)

@@ -7,19 +7,19 @@ from typing import Literal, get_args
 import msgspec
 
 from policies.rules import Rules
-from policies.simulator.closed_form import RLD_SHARE, Needs, Pair, Workload, needs
+from policies.simulator.closed_form import RLD_SHARE, ChipPair, Needs, Workload, needs
 from policies.simulator.engine_model import EngineModel, as_decoder
 from policies.simulator.fleet import Fleet, Member, WanLine
 from policies.types import Role
 
-Topology = Literal["same-dc-homogeneous", "same-dc-heterogeneous", "naive-cross-dc", "pdd"]
-TOPOLOGIES: tuple[Topology, ...] = get_args(Topology)
+FleetKind = Literal["same-dc-homogeneous", "same-dc-heterogeneous", "naive-cross-dc", "pdd"]
+TOPOLOGIES: tuple[FleetKind, ...] = get_args(FleetKind)
 NEAR, FAR = "a", "b"
 """Regions of P and RLD, and of MD where it stands elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class FleetParts:
     """What fleets are made of. ``store_tokens``: what the memory of one instance's hosts adds to its region's store."""
 
     near: EngineModel
@@ -33,14 +33,14 @@ class Parts:
     far_store_tokens: int
 
     @property
-    def pair(self) -> Pair:
+    def pair(self) -> ChipPair:
         """The same for the closed form."""
         rate, share = self.line.rate_bytes_per_s, self.line.cost
-        return Pair(self.near, self.far, rate, share, self.kv_bytes_per_token)
+        return ChipPair(self.near, self.far, rate, share, self.kv_bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class FleetCounts:
     """Instances by role."""
 
     p: int
@@ -52,7 +52,7 @@ class Counts:
         return {"P": self.p, "RLD": self.rld, "MD": self.md}
 
 
-def build_fleet(topology: Topology, parts: Parts, counts: Counts) -> Fleet:
+def build_fleet(topology: FleetKind, parts: FleetParts, counts: FleetCounts) -> Fleet:
     """Put instances together. In one region nobody crosses a line, and the naive way keeps nothing at MD's side."""
     split = topology in ("naive-cross-dc", "pdd")
     main = as_decoder(parts.near) if topology == "same-dc-homogeneous" else parts.far
@@ -78,14 +78,14 @@ def build_fleet(topology: Topology, parts: Parts, counts: Counts) -> Fleet:
     )
 
 
-def topology_rules(topology: Topology, rules: Rules) -> Rules:
+def topology_rules(topology: FleetKind, rules: Rules) -> Rules:
     """The rules under which a topology runs: the naive way shows nothing before MD has the KV."""
     if topology == "pdd":
         return rules
     return msgspec.structs.replace(rules, pipelines=("direct",), direct_classic=topology == "naive-cross-dc")
 
 
-def size_fleet(topology: Topology, parts: Parts, load: Workload, budget: float) -> Counts:
+def size_fleet(topology: FleetKind, parts: FleetParts, load: Workload, budget: float) -> FleetCounts:
     """Divide a budget (of cost an hour) so that prefill and decode are equally busy. At least one instance of each."""
     main = parts.near if topology == "same-dc-homogeneous" else parts.far
     need = needs(parts.near, main, load)
@@ -96,10 +96,10 @@ def size_fleet(topology: Topology, parts: Parts, load: Workload, budget: float) 
     p = max(1, round(rate * need.prefill_s))
     rld = max(1, round(p * RLD_SHARE)) if relays else 0
     md = max(1, int((left - (p + rld) * parts.near.cost) / main.cost + 1e-9))
-    return Counts(p, rld, md)
+    return FleetCounts(p, rld, md)
 
 
-def estimate_rate(topology: Topology, parts: Parts, load: Workload, counts: Counts) -> float:
+def estimate_rate(topology: FleetKind, parts: FleetParts, load: Workload, counts: FleetCounts) -> float:
     """Requests in a second that a fleet can serve at most, by the closed form: where a search begins."""
     main = parts.near if topology == "same-dc-homogeneous" else parts.far
     need: Needs = needs(parts.near, main, load)

@@ -39,7 +39,7 @@ def read_mooncake(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class BareRequest:
     """A request of which nothing but its time and lengths is known."""
 
     at_s: float
@@ -47,7 +47,7 @@ class Lengths:
     output_tokens: int
 
 
-def read_azure(rows: Iterable[Mapping[str, str]]) -> Iterator[Lengths]:
+def read_azure(rows: Iterable[Mapping[str, str]]) -> Iterator[BareRequest]:
     """Read rows of an Azure LLM trace (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``); the first is at 0 s.
 
     Raises KeyError or ValueError for rows that are something else.
@@ -56,7 +56,7 @@ def read_azure(rows: Iterable[Mapping[str, str]]) -> Iterator[Lengths]:
     for row in rows:
         moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
         start = start or moment
-        yield Lengths(
+        yield BareRequest(
             (moment - start).total_seconds(), max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
         )
 

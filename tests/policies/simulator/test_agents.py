@@ -8,7 +8,7 @@ import pytest
 
 from policies.simulator.agents import SKEWED, AgentTraffic, HitBucket, draw_hit, mean_hit
 from policies.simulator.arrivals import ARRIVALS, bursty, diurnal, poisson
-from policies.simulator.trace import Lengths
+from policies.simulator.trace import BareRequest
 
 
 def test_the_skew_is_the_reported_one() -> None:
@@ -41,7 +41,7 @@ def test_agents_repeat_with_their_seed() -> None:
 def test_lengths_are_dressed_with_hits() -> None:
     """A trace without blocks keeps its times and lengths and gets the agents' hits."""
     traffic = AgentTraffic(random.Random(1), (HitBucket(0.5, 0.5, 1.0),), sessions=1, block_tokens=10)
-    rows = list(traffic.dress([Lengths(0.0, 1000, 5), Lengths(1.0, 400, 6)]))
+    rows = list(traffic.dress([BareRequest(0.0, 1000, 5), BareRequest(1.0, 400, 6)]))
     assert [(row.at_s, row.prompt_tokens, row.output_tokens) for row in rows] == [(0.0, 1000, 5), (1.0, 400, 6)]
     shared = sum(a == b for a, b in zip(rows[0].blocks, rows[1].blocks, strict=False))
     assert shared == 20

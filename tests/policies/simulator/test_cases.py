@@ -5,18 +5,18 @@ import random
 import pytest
 
 from policies.simulator.agents import HitBucket
-from policies.simulator.cases import Agents, Case, Recorded, pace_s, quantiles, run_case, search_rate
-from policies.simulator.topologies import Counts, build_fleet
+from policies.simulator.cases import Agents, Recorded, SimulationCase, pace_s, quantiles, run_case, search_rate
+from policies.simulator.topologies import FleetCounts, build_fleet
 from policies.simulator.trace import Row
 from tests.policies.simulator.parts import PARTS, RULES
 
 AGENTS = Agents(requests=120, prompt_tokens=20_000, output_tokens=200, sessions=20)
-FLEET = build_fleet("pdd", PARTS, Counts(2, 1, 2))
+FLEET = build_fleet("pdd", PARTS, FleetCounts(2, 1, 2))
 
 
 def test_a_case_repeats_with_its_seed() -> None:
     """Same seed, same result; another seed, another one."""
-    case = Case("x", FLEET, RULES, AGENTS, 4.0)
+    case = SimulationCase("x", FLEET, RULES, AGENTS, 4.0)
     results = [run_case(case, random.Random(seed)) for seed in (1, 1, 2)]
     assert results[0] == results[1]
     assert results[0] != results[2]
@@ -28,7 +28,7 @@ def test_a_case_repeats_with_its_seed() -> None:
 def test_a_closed_loop_asks_as_often_as_told() -> None:
     """So many agents, so many requests, and never more at once than agents."""
     traffic = Agents(requests=60, prompt_tokens=5_000, output_tokens=50, sessions=4, running=4, pause_s=0.5)
-    result = run_case(Case("x", FLEET, RULES, traffic, 1.0), random.Random(1))
+    result = run_case(SimulationCase("x", FLEET, RULES, traffic, 1.0), random.Random(1))
     assert result.report.requests == 54
     assert result.report.ttft.p99_s < 1.0
 
@@ -38,7 +38,7 @@ def test_a_recorded_trace_keeps_its_rows() -> None:
     rows = tuple(Row(float(at), 1000, 10, (0, 1, 100 + at)) for at in range(20))
     traffic = Recorded(rows, 400)
     assert traffic.rate_per_s == pytest.approx(20 / 19)
-    result = run_case(Case("x", FLEET, RULES, traffic, 10.0), random.Random(1))
+    result = run_case(SimulationCase("x", FLEET, RULES, traffic, 10.0), random.Random(1))
     assert result.report.requests == 20
     load = traffic.workload(RULES)
     assert load.prompt_tokens == 1000

@@ -5,8 +5,8 @@ import pytest
 from policies.simulator.closed_form import Workload
 from policies.simulator.topologies import (
     TOPOLOGIES,
-    Counts,
-    Topology,
+    FleetCounts,
+    FleetKind,
     build_fleet,
     estimate_rate,
     size_fleet,
@@ -19,7 +19,7 @@ LOAD = Workload(prompt_tokens=60_000, uncached_tokens=6_000, missing_tokens=6_00
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_budget_is_kept_and_used(topology: Topology) -> None:
+def test_a_budget_is_kept_and_used(topology: FleetKind) -> None:
     """The fleet costs no more than the budget and nearly as much, and can serve something."""
     counts = size_fleet(topology, PARTS, LOAD, 20.0)
     fleet = build_fleet(topology, PARTS, counts)
@@ -30,7 +30,7 @@ def test_a_budget_is_kept_and_used(topology: Topology) -> None:
 
 def test_what_topologies_differ_in() -> None:
     """One region has no line and no RLD; the naive way moves all KV, and shows nothing before it has crossed."""
-    fleets = {name: build_fleet(name, PARTS, Counts(2, 1 if name == "pdd" else 0, 2)) for name in TOPOLOGIES}
+    fleets = {name: build_fleet(name, PARTS, FleetCounts(2, 1 if name == "pdd" else 0, 2)) for name in TOPOLOGIES}
     assert {name: len(fleet.lines) for name, fleet in fleets.items()} == {
         "same-dc-homogeneous": 0,
         "same-dc-heterogeneous": 0,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.simulator.trace import Lengths, Row, mean_rate, pace, read_azure, read_mooncake
+from policies.simulator.trace import BareRequest, Row, mean_rate, pace, read_azure, read_mooncake
 
 
 def test_mooncake_rows() -> None:
@@ -25,7 +25,7 @@ def test_azure_rows() -> None:
         {"TIMESTAMP": "2023-11-16 18:15:46.6805900", "ContextTokens": "374", "GeneratedTokens": "44"},
         {"TIMESTAMP": "2023-11-16 18:15:50.1805900", "ContextTokens": "396", "GeneratedTokens": "109"},
     ]
-    assert list(read_azure(rows)) == [Lengths(0.0, 374, 44), Lengths(3.5, 396, 109)]
+    assert list(read_azure(rows)) == [BareRequest(0.0, 374, 44), BareRequest(3.5, 396, 109)]
     with pytest.raises(KeyError):
         list(read_azure([{"TIMESTAMP": "2023-11-16 18:15:46.6805900"}]))
 
