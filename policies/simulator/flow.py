@@ -133,9 +133,9 @@ class RequestFlow:
         output = self.outcome.row.output_tokens
         self.made_tokens = min(output - 1, int(output - relay.decode.left(self.relay_job)))
         pending = self.made_tokens - self.sealed_tokens
-        step = choose_step(
-            Handoff(pending, self.rounds, self.previous_pending_tokens), relay.view().load, None, self.rules.handoff
-        )
+        is_cold = self.rounds == 0
+        handoff = Handoff(pending, self.rounds, self.previous_pending_tokens, is_cold)
+        step = choose_step(handoff, relay.view().load, None, self.rules.handoff)
         tail = 0 if self.rounds else self._tail_tokens
         if isinstance(step, FinalNow):
             relay.decode.remove(self.relay_job)
@@ -143,8 +143,8 @@ class RequestFlow:
             self.outcome.relay_tokens = self.made_tokens - 1
             self._main.compute(pending + tail, self._continue_on_main)
         else:
-            self.sealed_tokens += step.tokens
-            self.rounds, self.previous_pending_tokens = self.rounds + 1, pending
+            self.sealed_tokens += min(step.tokens, pending)
+            self.rounds, self.previous_pending_tokens = self.rounds + 1, None if is_cold else pending
             self._main.compute(step.tokens + tail, self._step)
 
     def _continue_on_main(self) -> None:
