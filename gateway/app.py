@@ -232,6 +232,7 @@ class Gateway:
             limits=limits,
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
+            note_unread=self.metrics.count_unread,
         )
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 

@@ -142,6 +142,7 @@ class _Running:
     start: StartLeg
     instance: Instance
     task: asyncio.Task[None]
+    has_answered: bool = False
     said_last: bool = False
 
 
@@ -200,6 +201,8 @@ class Legs:
             running.task.add_done_callback(self._draining.discard)
         else:
             running.task.cancel()
+            if running.has_answered:
+                self._pools.report_worked(running.instance, self._plan.request.culprit)
             self._record.leg_ended(running.start, running.instance.spec.id, "closed")
 
     def when_prefill_told(self, tell: Callable[[], None]) -> None:
@@ -256,11 +259,12 @@ class Legs:
             self.last_failure = error
             if isinstance(error, EngineTimeout):
                 self._timeouts.note_silence(instance)
-            self._pools.report_failure(instance, error)
+            self._pools.report_failure(instance, error, self._plan.request.culprit)
             self._failover.lose(instance)
             self._record.leg_ended(start, instance.spec.id, type(error).__name__)
             self._feed(LegFailed(start.leg, refused=isinstance(error, EngineRejected)))
         else:
+            self._pools.report_worked(instance, self._plan.request.culprit)
             self._record.leg_ended(start, instance.spec.id, "ended")
             self._feed(LegEnded(start.leg))
 
@@ -314,6 +318,8 @@ class Legs:
 
     def _on_first(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         self._pools.report_success(instance)
+        if start.leg in self._running:
+            self._running[start.leg].has_answered = True
         self._timeouts.note_answer(start, instance)
         self._plan.outcome.held(instance.spec.id, request.prompt, request.data_parallel_rank)
 
