@@ -108,7 +108,7 @@ def test_a_fused_plan_is_a_relay_that_moves_kv(case: tuple[Facts, Snapshot, Any,
         return
     plan = decision.plan
     if plan.fused:
-        assert isinstance(plan, Relay) and plan.link is not None and plan.main is not None and not plan.classic
+        assert isinstance(plan, Relay) and plan.link is not None and not plan.classic
         assert given_rules.relay.fused != "never" and "relay" in given_rules.pipelines
         assert request.unsplittable is None
     elif isinstance(plan, Relay):
