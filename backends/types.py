@@ -5,7 +5,7 @@ Units are in the names. Token ids are plain ints. Nothing here does I/O.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -138,6 +138,27 @@ class PathTraits:
     reports_progress: bool
     overlaps_prefill: bool
     lends: bool = False
+
+
+ShapeCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+class KvShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """KV of a model of which all layers are alike, as a store's chunks have it (``backends.kv.bridge.reshard``).
+
+    ``heads``: KV heads over all ranks; ``head_bytes``: keys of one of them, for one layer and token. ``latent``: MLA,
+    which no rank has a part of; ``heads`` is 1 then, and ``head_bytes`` the whole vector.
+    """
+
+    layout: Literal["packed", "split", "latent"]
+    layers: ShapeCount
+    heads: ShapeCount
+    head_bytes: ShapeCount
+
+    @property
+    def token_bytes(self) -> int:
+        """What one token adds, over all ranks, each head once."""
+        return self.layers * self.heads * self.head_bytes * (1 if self.layout == "latent" else 2)
 
 
 TransferPriority = Literal["waiting", "relay", "later"]
