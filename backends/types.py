@@ -140,6 +140,8 @@ class PathTraits:
     lends: bool = False
 
 
+HeadLayout = Literal["packed", "split"]
+"""How a chunk holds heads: each one's keys and values side by side, or all keys before all values."""
 ShapeCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
@@ -182,7 +184,8 @@ class TransferRequest:
 
     ``dialect`` names how the store spells chunk keys (``backends.kv.bridge.keys``); ``model`` is the store's name of
     the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
-    paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``.
+    paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``. ``kv_shape``: how
+    the KV is cut among tensor-parallel ranks, None where that is not known; the path knows whether heads are packed.
     """
 
     transfer_id: str
@@ -199,6 +202,7 @@ class TransferRequest:
     prefill_rank: int | None = None
     main_rank: int | None = None
     priority: TransferPriority = "waiting"
+    kv_shape: KvShape | None = None
 
 
 @dataclass(frozen=True, slots=True)

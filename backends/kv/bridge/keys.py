@@ -20,7 +20,14 @@ from blake3 import blake3
 
 from backends.kv.bridge.python_hash import hash_text
 
-_DTYPE_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16", "float64": "double", "uint8": "uint8"}
+_DTYPE_NAMES = {
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat16",
+    "float64": "double",
+    "uint8": "uint8",
+    "fp8_e4m3fn": "fp8_e4m3fn",
+}
 _MP_SALT_FORBIDDEN = frozenset("@/\\\0")
 _MP_SALT_LIMIT_CHARS = 128
 _TOKEN_ID_LIMIT = 1 << 32

@@ -116,9 +116,7 @@ def move(order: TransferOrder, source: dict[str, bytes]) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.uint8])
-@pytest.mark.parametrize(
-    ("source", "dest"), [(s, d) for s in (1, 2, 4, 8) for d in (1, 2, 4, 8) if s != d], ids=str
-)
+@pytest.mark.parametrize(("source", "dest"), [(s, d) for s in (1, 2, 4, 8) for d in (1, 2, 4, 8) if s != d], ids=str)
 def test_as_if_the_receiver_had_stored_it(kind: str, dtype: torch.dtype, source: int, dest: int) -> None:
     """Regrouped shards and their keys are, bit by bit, those of an LMCache whose engine has the receiver's ranks."""
     kv = some_kv(8, dtype)
@@ -176,7 +174,7 @@ def _refusals() -> Iterator[tuple[TransferOrder, str]]:
     yield TransferOrder("t", "lmcache", model="m", token_ids=[1], shape=packed, **plain), "packed"  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("wanted", "why"), list(_refusals()), ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(("wanted", "why"), list(_refusals()), ids=[why for _, why in _refusals()])
 def test_what_cannot_be_regrouped_is_refused_by_name(wanted: TransferOrder, why: str) -> None:
     """Cuts that no engine makes, and layouts that this dialect does not have, are named."""
     with pytest.raises(KeysRefused, match=why):
