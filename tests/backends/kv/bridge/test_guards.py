@@ -51,7 +51,7 @@ def written_by_lmcache(ranks: int, tokens: int = 16) -> bytes:
     """Metadata that LMCache itself writes beside a rank's shard of KV of two heads of 16 bfloat16 in four layers."""
     init_remote_metadata_info(1)
     shape = torch.Size([2, 4, tokens, 2 // ranks * 16])
-    return RemoteMetadata(shape.numel() * 2, [shape], [torch.bfloat16], MemoryFormat.KV_2LTD).serialize()
+    return bytes(RemoteMetadata(shape.numel() * 2, [shape], [torch.bfloat16], MemoryFormat.KV_2LTD).serialize())
 
 
 @pytest.mark.parametrize(("source", "dest"), [(1, 2), (2, 1), (2, 4)])
