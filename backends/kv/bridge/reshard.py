@@ -22,7 +22,7 @@ import numpy as np
 
 from backends.types import KvShape
 
-Buffer = bytes | bytearray | memoryview
+_Bytes = bytes | bytearray | memoryview
 
 
 class LayoutRefused(ValueError):
@@ -60,7 +60,7 @@ class Regrouping:
         """Size of a new shard."""
         return self.rows * self.dest_heads * self.cell_bytes
 
-    def apply(self, shards: Sequence[Buffer]) -> list[memoryview]:
+    def apply(self, shards: Sequence[_Bytes]) -> list[memoryview]:
         """Make the new shards. Raises LayoutRefused for shards of another size."""
         cell = self.cell_bytes
         tables = [self._table(shard) for shard in shards]
@@ -74,7 +74,7 @@ class Regrouping:
             made.append(table.reshape(-1).data)
         return made
 
-    def _table(self, shard: Buffer) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
+    def _table(self, shard: _Bytes) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
         if len(shard) != self.source_bytes:
             raise LayoutRefused(f"a shard of {len(shard)} bytes, where the KV's shape makes {self.source_bytes}")
         return np.frombuffer(shard, np.uint8).reshape(self.rows, self.source_heads * self.cell_bytes)

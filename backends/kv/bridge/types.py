@@ -108,7 +108,7 @@ class BridgeCounts:
 
 
 DialectName = Literal["lmcache", "lmcache-mp"]
-Ranks = Annotated[int, msgspec.Meta(ge=1, le=255)]
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Named = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 MAX_BODY_BYTES = 64 << 20
@@ -125,8 +125,8 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
     salt: str | None = None
     dtype: str = "float32"
-    world_size: Ranks = 1
-    dest_world_size: Ranks | None = None
+    world_size: _Ranks = 1
+    dest_world_size: _Ranks | None = None
     """Ranks of the receiving engines, None: as many. Where they differ ``shape`` says how their KV is regrouped."""
     shape: KvShape | None = None
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
