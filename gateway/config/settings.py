@@ -30,6 +30,17 @@ class LimitSettings(Section, frozen=True):
     """What one request may be."""
 
     max_body_bytes: Annotated[Count, Meta(description="Largest request body.")] = 32 * 1024 * 1024
+    max_bodies_bytes: Annotated[
+        Count,
+        Meta(
+            description="Bodies of all running requests, times the choices that they ask for. "
+            "A tenant holds no more than is free, so alone at most half."
+        ),
+    ] = 512 * 1024 * 1024
+    max_beside_bytes: Annotated[
+        Count,
+        Meta(description="What each engine call carries beside the prompt: `logit_bias`, schemas, unknown fields."),
+    ] = 64 * 1024
     write_timeout_s: Annotated[Positive, Meta(description="A client that takes nothing for this long is cut off.")] = (
         120.0
     )
