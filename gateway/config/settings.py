@@ -294,6 +294,10 @@ def _check_link(where: str, link: LinkSettings) -> None:
         is_given = getattr(link, key) is not None
         if is_given != (link.path == path):
             raise BadSettings(f"{where}.{key}: path {link.path} {'has no' if is_given else 'needs a'} {key}")
+    if link.path != "bridge" and link.dest_world_size not in (None, link.world_size):
+        raise BadSettings(f"{where}.dest_world_size: path {link.path} does not regroup KV heads, only path bridge does")
+    if link.dialect == "lmcache" and link.kv_layout == "packed":
+        raise BadSettings(f"{where}.kv_layout: LMCache inside the engines (dialect lmcache) knows split only")
     if link.dialect == "lmcache-mp" and link.hash_seed is not None:
         raise BadSettings(f"{where}.hash_seed: dialect lmcache-mp has none")
     if link.dialect == "lmcache" and link.hash_seed is None:

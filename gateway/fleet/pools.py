@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
-from backends.types import Capabilities, EngineLoad, LegRequest
+from backends.types import Capabilities, EngineLoad, KvShape, LegRequest
 from gateway.fleet.blame import Blame, Charges, Culprit
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
@@ -274,6 +274,8 @@ class ModelFacts:
     cache_effective: bool
     kv_name: str
     """What the KV stores call it."""
+    kv_shape: KvShape | None = None
+    """How its KV is cut among ranks; None where that does not follow from its config.json."""
 
 
 def store_id(region: str, model: str) -> str:
