@@ -25,7 +25,7 @@ class Guest(asyncio.Protocol):
         raise NotImplementedError
 
 
-class Doors(Protocol):
+class Doorkeeper(Protocol):
     """Who may connect."""
 
     def enter(self, guest: Guest, peer: str) -> bool:
@@ -49,7 +49,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_guest: Callable[[], Guest],
-        doors: Doors,
+        doors: Doorkeeper,
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
     ) -> None:

@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from backends.transport.accepting import Acceptor, Doors, Guest
+from backends.transport.accepting import Acceptor, Doorkeeper, Guest
 
 SHUTDOWN_GRACE_S = 2
 LAST_WORDS_S = 2
@@ -76,7 +76,7 @@ class ServedApp:
     keep_alive_s: int = KEEP_ALIVE_S
     """How long a connection without a request stays open."""
     label: str = "listening on"
-    doors: Doors | None = None
+    doors: Doorkeeper | None = None
     """Counts connections, of a protocol that is a ``Guest``; None: nobody does."""
     handshake_timeout_s: float = 30.0
 
