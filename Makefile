@@ -9,7 +9,7 @@ COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.s
 QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test quick check fast slow e2e e2e-pipelines e2e-nixl bench trace clean
+.PHONY: install demo test quick check fast slow e2e e2e-pipelines e2e-nixl bench trace conformance clean
 
 install: .venv/.installed
 
@@ -68,6 +68,11 @@ e2e-nixl: install .venv-e2e/.installed
 
 bench: install
 	$(BIN)/python -m tests.bench
+
+# How this gateway reads and writes beside others, as figures; CONFORMANCE_JSON=FILE writes them, CONFORMANCE_WHEELS=FOLDER
+# keeps what it downloads. A part that cannot run says why.
+conformance: install
+	$(BIN)/python -m tests.conformance_run
 
 # What one request and one token call on their way through the gateway; TRACE_JSON=FILE writes the figures.
 trace: install

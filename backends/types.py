@@ -144,6 +144,17 @@ TransferPriority = Literal["waiting", "relay", "later"]
 """Who waits for KV: a client, for whom nobody writes meanwhile; an RLD, which writes meanwhile; nobody."""
 
 
+StoreSide = Literal["source", "dest"]
+"""The store that KV leaves, or the one that it comes to."""
+
+
+class FoundKey(msgspec.Struct, frozen=True):
+    """A key of a store, and the size of its value."""
+
+    key: str
+    size_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class TransferRequest:
     """KV of ``token_ids`` that the receiving region shall have.
@@ -184,6 +195,8 @@ class TransferProgress:
     wan_bytes: int
     first_seen: bool = True
     """False: the first chunk is in neither store yet, as far as the path knows. A path that cannot tell says True."""
+    chunk_bytes: int = 0
+    """Size of a chunk in the sending store, of one rank; 0: not seen, or the path cannot tell."""
 
 
 class LinkState(msgspec.Struct, frozen=True):

@@ -30,6 +30,7 @@ from gateway.fleet.pools import Instance
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
+from gateway.operator.explain import Explainer
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
@@ -131,6 +132,7 @@ class Gateway:
             rng=random.Random(),
             note_use=self.tenancy.usage.note,
         )
+        self.explainer = Explainer(self.served, self.tenancy, self.service)
         self.passing = build_passing(
             settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.admission
         )

@@ -20,7 +20,7 @@ from gateway.api.wire import (
     UsageBody,
     encode_json,
 )
-from gateway.errors import GatewayError, RawHeaders, encode_error
+from gateway.errors import GatewayError, RawHeaders, encode_error, failed
 from gateway.http.client import Client, EventStream
 from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
 
@@ -134,10 +134,13 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
         await run_all(answers, [_StreamSink(index, writer, stream) for index in range(len(answers))])
         data = writer.end()
         await stream.end(data)
-    except GatewayError as failure:
+    except Exception as failure:  # a fault of ours, too: its client must not take a cut for an end
         if not stream.has_begun:
             raise
-        await stream.end(b"data: " + encode_error(failure) + b"\n\n")
+        told = failure if isinstance(failure, GatewayError) else failed()
+        await stream.end(b"data: " + encode_error(told) + b"\n\n")
+        if told is not failure:
+            raise
     finally:
         await stream.aclose()
 

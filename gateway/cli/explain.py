@@ -2,28 +2,21 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gateway.app import Gateway
 from gateway.cli.reading import (
-    TENANT,
     add_config,
     add_tenant,
     open_observer,
-    prepare,
     print_json,
     read_file,
     run_to_end,
 )
 from gateway.config.settings import Settings, load_settings
-from gateway.fleet.learning import Learning
 from gateway.http.body import parse_object
-from policies.explain import explain_decision
-from policies.rules import Rules
-from policies.singular import UNUSED_BUDGET
-from policies.types import Alignment, SingularUse
+from gateway.operator.explain import TENANT
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,41 +49,9 @@ def run(args: argparse.Namespace) -> int:
     return run_to_end("explain", lambda: ask(load_settings(args.config), read_file(args.request)), show)
 
 
-class Unspent(Learning):
-    """What ``learning`` has learnt, with all the room there is in the singular budget.
-
-    A process that has served nothing has no budget of its own; without this no request would ever be singular.
-    """
-
-    def __init__(self, learning: Learning) -> None:
-        super().__init__(learning.clock)
-        self._learning = learning
-
-    def alignment(self, model: str) -> Alignment:
-        """See ``Learning.alignment``."""
-        return self._learning.alignment(model)
-
-    def singular(self, model: str) -> SingularUse:
-        """See ``Learning.singular``."""
-        return replace(UNUSED_BUDGET, at_s=self.clock())
-
-    def expected_output(
-        self, model: str, tenant: str, max_tokens: int | None, hint_tokens: int | None, rules: Rules
-    ) -> int | None:
-        """See ``Learning.expected_output``."""
-        return self._learning.expected_output(model, tenant, max_tokens, hint_tokens, rules)
-
-
 async def explain(gateway: Gateway, body: bytes, tenant: str = TENANT) -> dict[str, Any]:
-    """Decide a tenant's request as the gateway would, see ``explain_decision``.
-
-    Raises GatewayError, CannotInspect and GatewayError.
-    """
-    job = await prepare(gateway, parse_object(body), len(body), tenant)
-    service = replace(gateway.service, learning=Unspent(gateway.service.learning))
-    request = job.requests[0]
-    rules = request.rules or gateway.rulebook.of(request.tenant)
-    return explain_decision(service.decide(request, rules))
+    """Decide a tenant's request as the gateway would, see ``explain_decision``. Raises GatewayError."""
+    return await gateway.explainer.explain(parse_object(body), len(body), tenant)
 
 
 def describe(explained: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,6 @@ from gateway.cli.reading import (
     add_config,
     add_tenant,
     open_observer,
-    prepare,
     print_json,
     read_file,
     run_to_end,
@@ -72,7 +71,7 @@ async def look_up(seen: Observer, model: str, body: bytes, tenant: str) -> dict[
 
     Raises GatewayError, CannotInspect and GatewayError.
     """
-    request = (await prepare(seen.gateway, as_request(body) | {"model": model}, len(body), tenant)).requests[0]
+    request = (await seen.gateway.explainer.prepare(as_request(body) | {"model": model}, len(body), tenant)).requests[0]
     prompt = request.prompt
     found = seen.index.lookup(request.model, prompt, request.cache_salt)
     hits = {name: msgspec.to_builtins(hit) for name, hit in sorted(found.items())}

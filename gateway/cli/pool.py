@@ -3,7 +3,6 @@
 import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from gateway.cli.writing import (
     CannotOperate,
@@ -18,9 +17,8 @@ from gateway.cli.writing import (
 from gateway.config.document_store import DocumentStore
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import Settings
-from gateway.fleet.topology import FLEET, TOPOLOGY, Topology, overlay, read_topology
-
-Body = dict[str, Any]
+from gateway.fleet.topology import Topology, read_topology
+from gateway.operator.fleet import TopologyBody, drain, put_body, read_body, undrain
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,29 +54,20 @@ async def print_fleet(store: DocumentStore, args: argparse.Namespace) -> None:
     print("\n".join(describe(topology, settings)) or "no changes to any configuration")
 
 
-async def read_body(store: DocumentStore) -> tuple[Body, int]:
-    """Return the present document and its version; an empty one where there is none."""
-    document = await store.get(TOPOLOGY, FLEET)
-    return ({}, 0) if document is None else (document.value, document.version)
-
-
 async def change(store: DocumentStore, args: argparse.Namespace) -> None:
     """Change the document as the subcommand says. Raises CannotOperate, Conflict."""
     body, version = await read_body(store)
     new = EDITS[args.verb](body, args)
     settings = read_settings(args)
+    expected = version if args.expect_version is None else args.expect_version
     try:
-        topology = read_topology(new)
-        if settings is not None:
-            overlay(settings, topology)
+        document = await put_body(store, settings, new, find_author(args), expected)
     except BadSettings as error:
         raise CannotOperate(f"refused, nothing was changed: {error}") from None
-    expected = version if args.expect_version is None else args.expect_version
-    document = await store.put(TOPOLOGY, FLEET, new, author=find_author(args), expected_version=expected)
     await announce(store, document, args)
 
 
-def _add(body: Body, args: argparse.Namespace) -> Body:
+def _add(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
     value = read_value(args.file)
     if not isinstance(value, dict) or not value or not value.keys() <= {"engines", "links"}:
         raise CannotOperate("the file must hold `engines` or `links`, or both, each a list")
@@ -94,7 +83,7 @@ def _add(body: Body, args: argparse.Namespace) -> Body:
     }
 
 
-def _remove(body: Body, args: argparse.Namespace) -> Body:
+def _remove(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
     links = dict.fromkeys(id_ for id_ in args.ids if "->" in id_)
     engines = dict.fromkeys(id_ for id_ in args.ids if "->" not in id_)
     return body | {
@@ -104,18 +93,10 @@ def _remove(body: Body, args: argparse.Namespace) -> Body:
     }
 
 
-def _drain(body: Body, args: argparse.Namespace) -> Body:
-    return body | {"draining": sorted({*body.get("draining", ()), *args.ids})}
-
-
-def _undrain(body: Body, args: argparse.Namespace) -> Body:
-    return body | {"draining": [id_ for id_ in body.get("draining", ()) if id_ not in args.ids]}
-
-
-EDITS: dict[str, Callable[[Body, argparse.Namespace], Body]] = {
+EDITS: dict[str, Callable[[TopologyBody, argparse.Namespace], TopologyBody]] = {
     "add": _add,
-    "drain": _drain,
-    "undrain": _undrain,
+    "drain": lambda body, args: drain(body, args.ids),
+    "undrain": lambda body, args: undrain(body, args.ids),
     "remove": _remove,
 }
 

@@ -11,15 +11,9 @@ from typing import Any, TypeVar
 
 import msgspec
 import uvloop
-from starlette.datastructures import Headers
 
-from gateway.api.chat import prepare_chat
-from gateway.api.completions import prepare_completion
-from gateway.api.fields import without_internal
-from gateway.api.models import Models
-from gateway.api.prepare import PreparedRequest
 from gateway.app import Gateway, open_redis
-from gateway.auth.tenants import TENANT_KIND, TenantBook
+from gateway.auth.tenants import TENANT_KIND
 from gateway.config.document_store import DocumentStore
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.live import DocumentsRefused
@@ -27,13 +21,12 @@ from gateway.config.rulebook import RULES
 from gateway.config.settings import Settings, find_redis
 from gateway.errors import GatewayError, reason_of
 from gateway.fleet.topology import TOPOLOGY
-from gateway.http.body import JsonObject
 from gateway.index.shared import RedisIndex
+from gateway.operator.explain import TENANT
 from gateway.redis.client import AWAY, SharedRedis
 from gateway.tenancy import open_index
 
 T = TypeVar("T")
-TENANT = "default"
 READ_TIMEOUT_S = 5.0
 LOOKS, LOOK_PAUSE_S = 250, 0.02
 """How long the index may take until all it can know of is read: five seconds."""
@@ -135,34 +128,6 @@ def read_file(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise CannotInspect(f"cannot read {path}: {error.strerror}") from None
-
-
-async def prepare(gateway: Gateway, value: JsonObject, size_bytes: int, tenant: str) -> PreparedRequest:
-    """Make a tenant's parsed body ready as the API does; its fields tell which endpoint it is for.
-
-    Raises GatewayError, CannotInspect and GatewayError.
-    """
-    check_tenant(gateway.tenancy.book, tenant)
-    models = Models(gateway.served, created=0)
-    access, session = gateway.tenancy.access, value.get("prompt_cache_key")
-    rules = access.rules_of(tenant, session if isinstance(session, str) else "")
-    caller = access.make_caller(Headers(), tenant, rules)
-    value = without_internal(value, rules.client_fields)
-    if "messages" in value:
-        return await prepare_chat(value, size_bytes, models, caller)
-    if "prompt" in value:
-        return await prepare_completion(value, size_bytes, models, caller)
-    raise CannotInspect("the request has neither messages nor a prompt")
-
-
-def check_tenant(book: TenantBook | None, tenant: str) -> None:
-    """Refuse a tenant of whom no request could come. Raises CannotInspect."""
-    if tenant == TENANT:
-        return
-    if book is None:
-        raise CannotInspect(f"tenant {tenant}: no keys are asked for (see auth), so all requests are {TENANT}'s")
-    if tenant not in book.tenants:
-        raise CannotInspect(f"tenant {tenant} does not exist")
 
 
 def print_json(value: Any) -> None:

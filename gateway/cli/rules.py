@@ -34,6 +34,7 @@ from gateway.cli.writing import (
 from gateway.config.document_store import Changes, Document, DocumentStore
 from gateway.config.live import DocumentsRefused
 from gateway.config.rulebook import RULES, RuleBook
+from gateway.operator.rules import build_book, unsaved, with_change
 from policies.rule_documents import DEFAULT, document_schema
 from policies.rules import Rules
 
@@ -121,19 +122,15 @@ async def change(store: DocumentStore, args: argparse.Namespace, value: Any, exp
 
 async def check(store: DocumentStore, args: argparse.Namespace, value: Any) -> RuleBook:
     """Return the rules as they would be with a new body. Raises CannotOperate."""
-    others = [one for one in await store.all_of(RULES) if one.name != args.tenant]
-    new = [] if value is None else [_unsaved(args.tenant, value)]
-    return build(args, [*others, *new])
+    return build(args, with_change(await store.all_of(RULES), args.tenant, value))
 
 
 def build(args: argparse.Namespace, documents: Sequence[Document]) -> RuleBook:
     """Return the rules that documents come to. Raises CannotOperate."""
-    book = RuleBook(_base(args))
     try:
-        book.apply(documents)
+        return build_book(_base(args), documents)
     except DocumentsRefused as error:
         raise CannotOperate(f"refused: {error}") from None
-    return book
 
 
 async def edit_in_place(args: argparse.Namespace) -> None:
@@ -166,7 +163,7 @@ async def validate(store: DocumentStore, args: argparse.Namespace) -> None:
 
 async def validate_alone(args: argparse.Namespace) -> None:
     """Check a file where no Redis is named."""
-    build(args, [_unsaved(args.tenant, read_value(args.file))])
+    build(args, [unsaved(args.tenant, read_value(args.file))])
     print("valid; no Redis is named, so it was not checked with other documents")
 
 
@@ -252,10 +249,6 @@ async def find_version(store: DocumentStore, name: str, version: int | None) -> 
 def _base(args: argparse.Namespace) -> Rules:
     settings = read_settings(args)
     return settings.rules if settings else Rules()
-
-
-def _unsaved(name: str, value: Any) -> Document:
-    return Document(RULES, name, 0, 0, 0, "", msgspec.json.encode(value).decode())
 
 
 def _write_temporary(text: str) -> Path:

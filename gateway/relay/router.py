@@ -61,6 +61,8 @@ class Router:
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
+        timeline.decision = decision
+        timeline.summary["tenant"] = request.tenant
         note_use = partial(self.note_use, request.tenant, request.model)
         record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
         where = Where.of(rules)
@@ -71,7 +73,7 @@ class Router:
         """Choose the plan without starting anything. Raises GatewayError."""
         facts = self._facts(request, rules)
         try:
-            return choose_plan(facts, self._snapshot(request.model, facts.session), rules, self.rng)
+            return choose_plan(facts, self.snapshot(request.model, facts.session), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
                 raise GatewayError(
@@ -119,7 +121,8 @@ class Router:
         hits = by_rank or [0] * len(loads)
         return choose_rank(instance.spec.role, hits, loads, prompt_tokens, rules.placement, self.rng)
 
-    def _snapshot(self, model: str, session: str | None) -> Snapshot:
+    def snapshot(self, model: str, session: str | None) -> Snapshot:
+        """What policies see now of a model's pools and links."""
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
@@ -136,7 +139,7 @@ class Router:
     def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
-        look = partial(self._snapshot, request.model, decision.facts.session)
+        look = partial(self.snapshot, request.model, decision.facts.session)
         outcome = AnswerOutcome(
             request=request,
             decision=decision,

@@ -3,7 +3,10 @@
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
+
+from policies.plans import Decision
 
 
 @dataclass(slots=True)
@@ -17,6 +20,8 @@ class Timeline:
     summary: dict[str, Any] = field(default_factory=dict)
     events: list[dict[str, Any]] = field(default_factory=list)
     most_events: int = 500
+    decision: Decision | None = None
+    """Why it is answered as it is; None: nothing was to be decided."""
 
     def note(self, what: str, **details: Any) -> None:
         """Add an event; beyond ``most_events`` only the count goes on."""
@@ -54,6 +59,10 @@ class Timelines:
         while (choice := self._kept.get(f"{request_id}-{len(found)}")) is not None:
             found.append(choice)
         return found
+
+    def recent(self, most: int) -> list[Timeline]:
+        """The timelines that were opened last, newest first."""
+        return list(islice(reversed(self._kept.values()), most))
 
     def newest(self) -> Timeline | None:
         """The timeline that was opened last."""

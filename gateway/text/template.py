@@ -13,9 +13,13 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from gateway.http.json_bounds import BoundedJson
+
 PromptMessage = Mapping[str, Any]
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+NODES_AT_ONCE = 20_000
 
 RENDER_ERRORS = (
     TemplateError,
@@ -65,8 +69,21 @@ def dump_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Spell JSON without jinja2's escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Spell JSON without jinja2's escapes for HTML. A large value is spelt in pieces, so that other threads may run."""
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return "".join(encoder.iterencode(value)) if has_many_nodes(value) else encoder.encode(value)
+
+
+def has_many_nodes(value: Any) -> bool:
+    """Say whether a value takes long to spell, without looking at all of it."""
+    waiting, seen = [value], 0
+    while waiting and seen <= NODES_AT_ONCE:
+        node = waiting.pop()
+        if isinstance(node, Mapping | list | tuple):
+            seen += len(node)
+            if seen <= NODES_AT_ONCE:
+                waiting.extend(node.values() if isinstance(node, Mapping) else node)
+    return seen > NODES_AT_ONCE
 
 
 class ChatTemplate:
@@ -102,7 +119,8 @@ class ChatTemplate:
         taken = OWN_VARIABLES & set(values or ())
         if taken:
             raise TemplateRejected(f"{sorted(taken)[0]!r} is set by the gateway.", "chat_template_kwargs")
-        prepared = [prepare_message(message, self._takes_parts) for message in messages]
+        reader = BoundedJson()
+        prepared = [prepare_message(message, self._takes_parts, reader) for message in messages]
         try:
             text = self._template.render(
                 **{**self._variables, **(values or {})},
@@ -121,7 +139,7 @@ def describe(error: Exception) -> str:
     return str(error) if type(error) is TemplateError else type(error).__name__
 
 
-def prepare_message(message: PromptMessage, takes_parts: bool) -> dict[str, Any]:
+def prepare_message(message: PromptMessage, takes_parts: bool, reader: BoundedJson) -> dict[str, Any]:
     """Bring content to the one spelling that the template reads, and tool call arguments to objects."""
     prepared = dict(message)
     content = message.get("content")
@@ -130,7 +148,7 @@ def prepare_message(message: PromptMessage, takes_parts: bool) -> dict[str, Any]
     else:
         prepared["content"] = "\n".join(part_texts(content))
     if message.get("role") == "assistant" and message.get("tool_calls"):
-        prepared["tool_calls"] = [parse_arguments(call) for call in message["tool_calls"]]
+        prepared["tool_calls"] = [parse_arguments(call, reader) for call in message["tool_calls"]]
     elif "tool_calls" in prepared and not prepared["tool_calls"]:
         del prepared["tool_calls"]
     return prepared
@@ -145,7 +163,7 @@ def part_texts(content: Any) -> list[str]:
     return [part if isinstance(part, str) else str(part.get("text", part.get("refusal", ""))) for part in content]
 
 
-def parse_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def parse_arguments(call: Mapping[str, Any], reader: BoundedJson) -> Mapping[str, Any]:
     """Return a tool call whose arguments are an object: templates spell them as JSON themselves."""
     function = call.get("function")
     if not isinstance(function, Mapping):
@@ -153,9 +171,11 @@ def parse_arguments(call: Mapping[str, Any]) -> Mapping[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+            arguments = reader.parse(arguments or "{}")
+        except json.JSONDecodeError as error:
             raise TemplateRejected("A tool call's arguments are not valid JSON.", "messages") from error
+        except ValueError as error:
+            raise TemplateRejected(f"The tool calls' arguments are too much JSON: {error}.", "messages") from error
     return {**call, "function": {**function, "arguments": arguments or {}}}
 
 

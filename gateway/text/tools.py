@@ -12,6 +12,7 @@ import uuid
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from gateway.http.json_bounds import BoundedJson
 from gateway.text.reasoning import begun_marker
 
 OPENING = "<tool_call>"
@@ -159,7 +160,7 @@ class ToolReader:
 def read_call(block: str) -> tuple[str, str] | None:
     """Return (name, arguments as JSON) of a block in another order or spelling; None: it is no call."""
     try:
-        call = json.loads(block)
+        call = BoundedJson().parse(block)
     except ValueError:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):

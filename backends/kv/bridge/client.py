@@ -2,28 +2,48 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.kv.bridge.keys import DIALECTS
-from backends.kv.bridge.types import DialectName, TransferChange, TransferLine, TransferOrder
+from backends.kv.bridge.types import (
+    DialectName,
+    FoundKeys,
+    KeySearch,
+    TransferChange,
+    TransferLine,
+    TransferOrder,
+)
 from backends.transport.client import HttpOrigin, Response
-from backends.types import LinkState, PathTraits, TransferPriority, TransferProgress, TransferRequest
+from backends.types import (
+    FoundKey,
+    LinkState,
+    PathTraits,
+    StoreSide,
+    TransferPriority,
+    TransferProgress,
+    TransferRequest,
+)
 
 log = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_S = 10.0
 _LINK_TIMEOUT_S = 5.0
 _CHANGE_TIMEOUT_S = 5.0
+_LOOK_TIMEOUT_S = 20.0
 _MAX_LINE_BYTES = 64 * 1024
 _LINE = msgspec.json.Decoder(TransferLine)
 _LINK = msgspec.json.Decoder(LinkState)
+_FOUND = msgspec.json.Decoder(FoundKeys)
+
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
@@ -127,17 +147,27 @@ class BridgePath:
 
     async def link(self) -> LinkState:
         """What the bridge has measured of its link. Raises EngineUnavailable or EngineBroken."""
-        response = await self._origin.send("GET", "/v1/link", head_timeout_s=_LINK_TIMEOUT_S)
+        return await self._ask("GET", "/v1/link", b"", _LINK, _LINK_TIMEOUT_S)
+
+    async def find_keys(self, side: StoreSide, markers: Sequence[str]) -> list[FoundKey]:
+        """Keys of a store that have one of ``markers`` in their name. Raises EngineUnavailable or EngineBroken."""
+        body = msgspec.json.encode(KeySearch(side, list(markers)))
+        return (await self._ask("POST", "/v1/keys", body, _FOUND, _LOOK_TIMEOUT_S)).keys
+
+    async def _ask(
+        self, verb: str, path: str, body: bytes, decoder: msgspec.json.Decoder[_Answer], timeout_s: float
+    ) -> _Answer:
+        response = await self._origin.send(verb, path, body, head_timeout_s=timeout_s)
         try:
-            body = await response.body()
+            answer = await response.body()
         finally:
             await response.aclose()
         if response.status != 200:
-            raise EngineUnavailable(f"the bridge answered {response.status}")
+            raise EngineUnavailable(f"the bridge answered {response.status}: {_cut(answer)}")
         try:
-            return _LINK.decode(body)
-        except msgspec.DecodeError as error:
-            raise EngineBroken(f"the bridge's link state is malformed: {error}") from None
+            return decoder.decode(answer)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise EngineBroken(f"the bridge's answer to {path} is malformed: {error}") from None
 
     async def aclose(self) -> None:
         """Close all connections, which stops the transfers that run."""
@@ -154,7 +184,7 @@ async def _lines(response: Response) -> AsyncGenerator[TransferLine, None]:
         for text in whole:
             try:
                 yield _LINE.decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 raise TransferFailed("bridge: a malformed line") from None
 
 
@@ -163,10 +193,19 @@ def _progress(line: TransferLine) -> TransferProgress:
     if line.state not in ("open", "moving", "complete"):
         raise TransferFailed(f"bridge: {line.error or line.state}")
     return TransferProgress(
-        line.state, line.chunks_total, line.chunks_done, line.chunks_present, line.wan_bytes, line.first_seen
+        line.state,
+        line.chunks_total,
+        line.chunks_done,
+        line.chunks_present,
+        line.wan_bytes,
+        line.first_seen,
+        line.chunk_bytes,
     )
 
 
 async def _reason(response: Response) -> str:
-    body = (await response.body())[:300].decode(errors="replace")
-    return f"the bridge answered {response.status}: {body}"
+    return f"the bridge answered {response.status}: {_cut(await response.body())}"
+
+
+def _cut(body: bytes) -> str:
+    return body[:300].decode(errors="replace")

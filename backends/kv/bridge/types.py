@@ -5,7 +5,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from backends.types import TransferPriority
+from backends.types import FoundKey, StoreSide, TransferPriority
 
 
 class ChunkId(NamedTuple):
@@ -111,6 +111,7 @@ class TransferLine(msgspec.Struct, frozen=True):
     wan_bytes: int
     error: str | None = None
     first_seen: bool = True
+    chunk_bytes: int = 0
 
 
 class TransferItem(msgspec.Struct, frozen=True):
@@ -119,3 +120,17 @@ class TransferItem(msgspec.Struct, frozen=True):
     transfer_id: str
     progress: TransferLine
     priority: TransferPriority
+
+
+class KeySearch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/keys``: which keys of a store have one of ``markers`` in their name?"""
+
+    side: StoreSide
+    markers: Annotated[list[Named], msgspec.Meta(min_length=1, max_length=256)]
+
+
+class FoundKeys(msgspec.Struct, frozen=True):
+    """The answer. ``is_whole`` False: there are more."""
+
+    keys: list[FoundKey]
+    is_whole: bool = True

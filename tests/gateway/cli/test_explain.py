@@ -8,7 +8,6 @@ import pytest
 from backends.kv.subscriber import EventSource
 from gateway.auth.secrets import Salts
 from gateway.cli.explain import describe, explain
-from gateway.cli.reading import CannotInspect
 from gateway.errors import GatewayError
 from gateway.redis.client import SharedRedis
 from tests.gateway.cli.fleet import MODEL, Fleet, pdd
@@ -83,7 +82,7 @@ async def test_a_request_that_cannot_be_decided(fleet: Fleet, shared_redis: Shar
             await explain(gateway, b"{")
         with pytest.raises(GatewayError, match="does not exist"):
             await explain(gateway, body(model="other"))
-        with pytest.raises(CannotInspect, match="neither messages nor a prompt"):
+        with pytest.raises(GatewayError, match="neither messages nor a prompt"):
             await explain(gateway, b"{}")
         for instance in gateway.pools.instances:
             instance.draining = True

@@ -115,3 +115,12 @@ def test_arguments_are_streamed() -> None:
     reader = ToolReader()
     reader.push('<tool_call>{"name": "f", "arguments": {"text": "')
     assert [call.arguments for call in reader.push("word")[1]] == ["word"]
+
+
+@pytest.mark.parametrize(
+    "block", ["[" * 1000, "[" * 90_000 + "]" * 90_000, '{"name":' * 5000, '{"arguments":' + "[0" * 40_000]
+)
+def test_a_block_that_is_too_much_json_is_text(block: str) -> None:
+    """What a model writes as a call is parsed within bounds; beyond them it is text like any other."""
+    text = f"<tool_call>{block}</tool_call>"
+    assert read(new_reader(), [text]) == ("", text, [])

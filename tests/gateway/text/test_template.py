@@ -1,11 +1,12 @@
 """Chat templates as the engines render them."""
 
+import json
 from typing import Any
 
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from gateway.text.template import ChatTemplate, TemplateRejected
+from gateway.text.template import NODES_AT_ONCE, ChatTemplate, TemplateRejected
 from tests.gateway.model_dir import CHATML
 
 PARTS = (
@@ -110,3 +111,12 @@ def test_client_values() -> None:
 def test_time() -> None:
     """Templates can ask for the time."""
     assert ChatTemplate("{{ strftime_now('%Y') }}", {}).render(TALK) >= "2024"
+
+
+def test_json_is_spelt_alike_in_one_go_and_in_pieces() -> None:
+    """A large value is spelt in pieces, with the same text."""
+    template = ChatTemplate("{{ messages[0].x | tojson }}", {})
+    for count in (3, NODES_AT_ONCE + 1):
+        value = {"é": [{"a": number, "b": None, "c": "\n</s>"} for number in range(count)], "d": (1.5, True)}
+        text = template.render([{"role": "user", "content": "", "x": value}])
+        assert text == json.dumps(value, ensure_ascii=False)

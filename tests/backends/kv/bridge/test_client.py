@@ -264,6 +264,8 @@ async def test_a_peer_that_is_no_bridge(answer: bytes) -> None:
             await read_all(path, request(0))
         with pytest.raises(BackendError):
             await path.link()
+        with pytest.raises(BackendError):
+            await path.find_keys("source", ["m"])
         await path.aclose()
 
 
