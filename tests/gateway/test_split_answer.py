@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
 from gateway.text.model import ServedModel, load_model
+from gateway.text.parsers.registry import find_parsers
 from policies.rules import Rules, parse_rules
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import EOS, Script, fixed_answer
@@ -163,7 +164,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """A byte-level model whose answers hold reasoning and calls."""
     directory: Path = make_model_dir(tmp_path_factory.mktemp("split_answer"))
     served = load_model(MODEL, directory)
-    yield replace(served, reads_reasoning=True, reads_tools=True)
+    yield replace(served, parsers=find_parsers("hermes", "think", ()))
     served.close()
 
 

@@ -28,7 +28,7 @@ from gateway.text.parsers.tagged import ToolDialect
 ARGUMENTS = ("arguments", "parameters")
 ABOUT = frozenset({"name", "id", "type", "index"})
 """Members of a call that say nothing about its arguments."""
-NAME = re.compile(r"[^\s<>\[\]{}\"|]*")
+NAME = re.compile(r"[^\s\udc00<>\[\]{}\"|]*")
 KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[^\s:]+):\d+")
 MISTRAL_ID_LETTERS = string.ascii_letters + string.digits
 
@@ -159,9 +159,7 @@ def mistral(control: str) -> ToolDialect:
         text = yield from take_object(cursor)
         return one(None if text is None else make_call(name, text, given))
 
-    return ToolDialect(
-        {f"{control}[TOOL_CALLS]": read}, make_id=make_mistral_id, inner=(arguments, call_id)
-    )
+    return ToolDialect({f"{control}[TOOL_CALLS]": read}, make_id=make_mistral_id, inner=(arguments, call_id))
 
 
 def read_calls(text: str) -> list[Call] | None:
@@ -224,4 +222,3 @@ KIMI_K2 = ToolDialect(
     wrappers=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
     inner=("<|tool_call_argument_begin|>", "<|tool_call_end|>"),
 )
-

@@ -6,6 +6,7 @@ Values are not escaped, so the text of a closing tag within one is told from the
 
 import html
 import re
+from collections.abc import Mapping, Sequence
 
 from gateway.text.parsers.cursor import (
     CONTROL,
@@ -25,11 +26,11 @@ from gateway.text.parsers.tagged import ToolDialect
 NAME = re.compile(r"[^\s<>\"'/]*")
 
 
-def take_value(cursor: Cursor, closings: dict[str, tuple[str, ...]], *, or_end: str = "") -> Steps[str | None]:
+def take_value(cursor: Cursor, closings: Mapping[str, Sequence[str]], *, or_end: str = "") -> Steps[str | None]:
     """Go past a value and its closing text, and return the value.
 
-    ``closings``: by closing text, what of structure comes after it, white space aside. A closing text that begins with a
-    line break opens the next part itself, and is not gone past. ``or_end``: what may also come last in an answer.
+    ``closings``: by closing text, what comes after it, white space aside. A closing text that begins with a line break
+    is the next part's opening, and is not gone past. ``or_end``: the one that may also come last in an answer.
     """
     marks = Marks(tuple(closings))
     at = cursor.at
@@ -99,7 +100,9 @@ def read_qwen_call(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:
     return (yield from read_qwen_function(cursor, tools))
 
 
-QWEN_XML = ToolDialect({"<tool_call>": read_qwen_call, "<function=": read_qwen_function}, trims=True, inner=("</tool_call>",))
+QWEN_XML = ToolDialect(
+    {"<tool_call>": read_qwen_call, "<function=": read_qwen_function}, trims=True, inner=("</tool_call>",)
+)
 
 GLM_VALUE = {"</arg_value>": ("<arg_key>", "</tool_call>"), "</tool_call>": ("<tool_call>",)}
 GLM_KEY = Marks(("</arg_key>", "</tool_call>"))
@@ -221,5 +224,3 @@ def kimi_k3(control: str) -> ToolDialect:
 
     wrappers = tuple(f"{tag}{word}{sep}" for tag in (open_, close) for word in ("response", "tools", "message"))
     return ToolDialect({f'{open_}call tool="': read}, wrappers=wrappers, inner=(open_, close, sep))
-
-

@@ -38,6 +38,18 @@ class Parts:
     calls: tuple[CallDelta, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the client wants of an answer's parts."""
+
+    reasoning: bool = True
+    parallel_calls: bool = True
+    """False: it takes one call, and no second."""
+
+
+ALL_PARTS = Wanted()
+
+
 def make_call_id() -> str:
     """Return a name for a call as OpenAI spells them."""
     return f"call_{secrets.token_hex(12)}"
@@ -48,16 +60,14 @@ class Output:
 
     White space around reasoning, before the first content and next to calls is how templates set these apart, and is
     left out; so white space is held back until what follows it is known. ``trims``: the dialect's templates set calls
-    apart from content, too. ``first_call_only``: the client wants no second call.
+    apart from content, too.
     """
 
-    def __init__(
-        self, *, trims: bool = False, first_call_only: bool = False, make_id: Callable[[], str] = make_call_id
-    ) -> None:
+    def __init__(self, wanted: Wanted, *, trims: bool = False, make_id: Callable[[], str] = make_call_id) -> None:
         self.calls = 0
         """Calls so far."""
         self._trims = trims
-        self._first_call_only = first_call_only
+        self._wanted = wanted
         self._make_id = make_id
         self._reasoning = ""
         self._content = ""
@@ -111,7 +121,7 @@ class Output:
             self._held = ""
         self._after_call = True
         self.end_reasoning()
-        if self._first_call_only and self.calls:
+        if self.calls and not self._wanted.parallel_calls:
             return
         self._new_calls.append(CallDelta(self.calls, call.arguments, call.id or self._make_id(), call.name))
         self.calls += 1
@@ -126,6 +136,7 @@ class Output:
 
     def take(self) -> Parts:
         """Return what was added since the last time."""
-        parts = Parts(self._content, self._reasoning, tuple(self._new_calls))
+        reasoning = self._reasoning if self._wanted.reasoning else ""
+        parts = Parts(self._content, reasoning, tuple(self._new_calls))
         self._content, self._reasoning, self._new_calls = "", "", []
         return parts

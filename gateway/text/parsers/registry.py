@@ -1,18 +1,19 @@
 """Which parsers there are, by the names that vLLM's ``--tool-call-parser`` and ``--reasoning-parser`` have.
 
-More come from installed packages, by the entry points ``pdd_gateway.tool_parsers`` and ``pdd_gateway.reasoning_parsers``:
-a ``ToolDialect`` and a ``Thinking``, or functions that make them of the prefix of control tokens.
+More come from installed packages, by the entry points ``pdd_gateway.tool_parsers`` and
+``pdd_gateway.reasoning_parsers``: a ``ToolDialect`` and a ``Thinking``, or functions that make them of the prefix of
+control tokens.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from typing import Any, TypeVar, cast
 
 from gateway.text.parsers import gemma, harmony, json_calls, markup, pythonic
 from gateway.text.parsers.cursor import CONTROL, Cursor, Steps
 from gateway.text.parsers.harmony import Harmony
-from gateway.text.parsers.output import Output
+from gateway.text.parsers.output import ALL_PARTS, Output, Wanted
 from gateway.text.parsers.reader import MessageReader
 from gateway.text.parsers.schema import Tools
 from gateway.text.parsers.tagged import Format, TaggedMessage, Thinking, ToolDialect, plain
@@ -41,7 +42,7 @@ TOOL_PARSERS: Mapping[str, Callable[[str], ToolDialect] | ToolDialect] = {
     "llama4_pythonic": pythonic.LLAMA4_PYTHONIC,
     "minimax_m2": markup.MINIMAX_M2,
     "mistral": json_calls.mistral,
-        "pythonic": pythonic.PYTHONIC,
+    "pythonic": pythonic.PYTHONIC,
     "qwen": json_calls.HERMES,
     "qwen3_coder": markup.QWEN_XML,
     "qwen3_json": json_calls.HERMES,
@@ -76,7 +77,7 @@ REASONING_PARSERS: Mapping[str, Callable[[str], Thinking] | Thinking] = {
     "kimi_k3": k3_thinking,
     "minimax_m2": ALWAYS,
     "mistral": mistral_thinking,
-        "qwen3": ALWAYS,
+    "qwen3": ALWAYS,
     "seed_oss": Thinking((("<seed:think>", "</seed:think>"),), begins_inside=True),
     "think": Thinking(),
 }
@@ -105,7 +106,7 @@ class Parsers:
         return self.harmony or self.tools is not None
 
     def make_reader(
-        self, opening: str, tools: Sequence[Mapping[str, Any]] | None = None, *, first_call_only: bool = False
+        self, opening: str, tools: Sequence[Mapping[str, Any]] | None = None, wanted: Wanted = ALL_PARTS
     ) -> MessageReader | None:
         """Return what reads one answer; None: all of it is content.
 
@@ -118,11 +119,11 @@ class Parsers:
         def begin(cursor: Cursor) -> tuple[Output, Steps[None]]:
             offered = Tools(tools or ())
             if self.harmony:
-                output = Output(first_call_only=first_call_only)
+                output = Output(wanted)
                 return output, Harmony(cursor, output, offered if tools is not None else None, self.control).read()
-            output = Output(first_call_only=first_call_only)
+            output = Output(wanted)
             if dialect is not None:
-                output = Output(trims=dialect.trims, first_call_only=first_call_only, make_id=dialect.make_id)
+                output = Output(wanted, trims=dialect.trims, make_id=dialect.make_id)
             return output, TaggedMessage(cursor, output, Format(self.thinking, dialect), offered, opening).read()
 
         return MessageReader(begin)
@@ -158,9 +159,10 @@ def _find(
         return None
     found: Any = known.get(name)
     if found is None:
-        others = {entry.name: entry for entry in entry_points(group=group)}
-        if name not in others:
-            raise UnknownParser(f"{name!r} is none of {sorted({*known, *others, NONE})}")
+        others: EntryPoints = entry_points(group=group)
+        if name not in others.names:
+            kind = group.removeprefix("pdd_gateway.").removesuffix("s")
+            raise UnknownParser(f"{kind} {name!r} is none of {sorted({*known, *others.names, *HARMONY_NAMES, NONE})}")
         found = others[name].load()
     if not callable(found):
         return cast("Part", found)

@@ -2,9 +2,12 @@
 
 import ast
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
+
+from gateway.http.json_bounds import BoundedJson
 
 JSON_TYPES = frozenset({"string", "integer", "number", "boolean", "object", "array", "null"})
 PYTHON_WORDS: Mapping[str, str] = {"True": "true", "False": "false", "None": "null"}
@@ -44,8 +47,8 @@ def allowed_types(schema: Any, key: str) -> frozenset[str]:
     if not isinstance(schema, Mapping):
         return frozenset()
     properties = schema.get("properties")
-    known = isinstance(properties, Mapping) and key in properties
-    waiting = [properties[key] if known else schema.get("additionalProperties")]
+    known = properties if isinstance(properties, Mapping) else {}
+    waiting = [known.get(key, schema.get("additionalProperties"))]
     types: set[str] = set()
     seen: set[int] = set()
     # Schemas are clients': they may refer to themselves, and be no schemas at all.
@@ -123,18 +126,15 @@ def _fits(value: Any, wanted: frozenset[str]) -> bool:
     return kind in wanted
 
 
-def refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def read_json(text: str) -> tuple[Any] | None:
-    """Return a JSON value in a tuple; None: it is none, or none that every client can read."""
+    """Return a JSON value in a tuple; None: it is none by the letter of JSON, or more than is parsed."""
     try:
-        value = json.loads(text, parse_constant=refuse_constant)
-        text.encode()
-    except (ValueError, RecursionError):
+        value = BoundedJson().parse(text)
+        # Python's own parser takes NaN, and escapes of half a character.
+        msgspec.json.decode(text)
+    except (ValueError, msgspec.MsgspecError, RecursionError):
         return None
-    return None if isinstance(value, float) and not math.isfinite(value) else (value,)
+    return (value,)
 
 
 def read_python(text: str, wanted: frozenset[str]) -> tuple[str, tuple[Any] | None]:

@@ -10,6 +10,7 @@ import pytest
 from gateway.api.app import ApiState, build_app
 from gateway.relay.types import Finish
 from gateway.text.model import ServedModel
+from gateway.text.parsers.registry import find_parsers
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.server import AppServer
 
@@ -22,7 +23,7 @@ TEXT = f"<think>Well 😀</think>Sure. {CALL}\n{CALL}"
 @pytest.fixture
 async def client(state: ApiState, model: ServedModel) -> AsyncIterator[openai.AsyncOpenAI]:
     """A client of a model whose answers hold reasoning and tool calls."""
-    models = {"tiny": replace(model, reads_reasoning=True, reads_tools=True)}
+    models = {"tiny": replace(model, parsers=find_parsers("hermes", "think", ()))}
     async with AppServer(build_app(replace(state, models=models))) as server:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as opened:
             yield opened
@@ -40,7 +41,7 @@ async def test_whole_message(client: openai.AsyncOpenAI) -> None:
     answer = await client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
     message = answer.choices[0].message
     assert answer.choices[0].finish_reason == "tool_calls"
-    assert message.content == "Sure. "
+    assert message.content == "Sure."
     assert message.model_extra == {"reasoning_content": "Well 😀"}
     assert message.tool_calls is not None
     calls = [call for call in message.tool_calls if call.type == "function"]
@@ -64,7 +65,7 @@ async def test_streamed_message(client: openai.AsyncOpenAI) -> None:
                 calls[call.index] = {"name": call.function.name, "arguments": "", "type": call.type}
             calls[call.index]["arguments"] += call.function.arguments or ""
         reasons.append(chunk.choices[0].finish_reason)
-    assert (content, reasoning) == ("Sure. ", "Well 😀")
+    assert (content, reasoning) == ("Sure.", "Well 😀")
     assert list(calls.values()) == [{"name": "get", "arguments": '{"city": "東京"}', "type": "function"}] * 2
     assert reasons[-1] == "tool_calls"
 
