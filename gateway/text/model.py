@@ -34,6 +34,8 @@ class ServedModel:
     context_tokens: int
     parsers: Parsers = NO_PARSERS
     """What tells reasoning and tool calls from the content of its answers."""
+    offers_tools: bool = False
+    """Whether its template shows tools to the model."""
 
     @property
     def shown_tokens(self) -> dict[int, str]:
@@ -65,7 +67,7 @@ def load_model(
     config = read_json(directory / "config.json", needed=True)
     generation = read_json(directory / "generation_config.json", needed=False)
     vocabulary = Vocabulary(tokenizer)
-    parsers = choose_parsers(tool_parser, reasoning_parser, template_text(directory, settings), vocabulary)
+    words = template_text(directory, settings)
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
@@ -74,7 +76,8 @@ def load_model(
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
         context_tokens=find_context(directory, config),
-        parsers=parsers,
+        parsers=choose_parsers(tool_parser, reasoning_parser, words, vocabulary),
+        offers_tools="tools" in words,
     )
 
 

@@ -4,10 +4,12 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from gateway.api.app import ApiState, build_app
+from gateway.api.respond import SILENT_TOKENS
 from gateway.relay.types import Finish
 from gateway.text.model import ServedModel
 from gateway.text.parsers.registry import find_parsers
@@ -68,6 +70,33 @@ async def test_streamed_message(client: openai.AsyncOpenAI) -> None:
     assert (content, reasoning) == ("Sure.", "Well 😀")
     assert list(calls.values()) == [{"name": "get", "arguments": '{"city": "東京"}', "type": "function"}] * 2
     assert reasons[-1] == "tool_calls"
+
+
+async def test_a_long_call_is_no_silence(
+    client: openai.AsyncOpenAI, generator: ScriptedGenerator, model: ServedModel
+) -> None:
+    """While a long call is made its client gets comments."""
+    call = CALL.replace("東京", "k" * 4 * SILENT_TOKENS)
+    ids = model.encoder.encode_now(call)
+    generator.script = lambda request: say(ids, chunks=[1] * len(ids))
+    body = {"model": "tiny", "messages": MESSAGES, "tools": TOOLS, "stream": True}
+    async with httpx.AsyncClient(base_url=str(client.base_url)) as plain:
+        answer = await plain.post("chat/completions", json=body)
+    assert answer.text.count(": keep-alive") >= 1
+    assert "kkkk" in answer.text
+
+
+async def test_one_call_at_a_time(client: openai.AsyncOpenAI) -> None:
+    """API-108: a client that wants no parallel calls gets the first one, and tokens are counted as they were made."""
+    both = await client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
+    one = await client.chat.completions.create(
+        model="tiny", messages=MESSAGES, tools=TOOLS, parallel_tool_calls=False, extra_body={"include_reasoning": False}
+    )
+    assert one.choices[0].message.tool_calls is not None
+    assert len(one.choices[0].message.tool_calls) == 1
+    assert one.choices[0].message.model_extra == {}
+    assert one.choices[0].finish_reason == "tool_calls"
+    assert one.usage == both.usage
 
 
 async def test_no_tools_no_calls(client: openai.AsyncOpenAI) -> None:
