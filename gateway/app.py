@@ -220,6 +220,7 @@ class Gateway:
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
             write_timeout_s=self._settings.limits.write_timeout_s,
+            beside_bytes=self._settings.limits.max_beside_bytes,
         )
         state = ApiState(
             models=self.served,
@@ -231,6 +232,7 @@ class Gateway:
             limits=limits,
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
+            note_unread=self.metrics.count_unread,
         )
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 
@@ -256,8 +258,8 @@ class Gateway:
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
-        kv_name = self.service.models[model].kv_name
-        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+        facts = self.service.models[model]
+        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape)
 
     @property
     def _canary_rules(self) -> RelayRules:

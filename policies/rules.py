@@ -33,8 +33,9 @@ class HandoffRules(Section, frozen=True):
     mode: Annotated[
         Literal["auto", "one_shot", "catch_up"],
         Meta(
-            description="auto: one_shot while RLD is busy, else catch_up. The other two always do what they say, but "
-            "after MD was lost RLD goes on until an MD has answered an extend."
+            description="auto: one_shot while RLD is busy, else catch_up. In every mode RLD goes on until an MD has "
+            "answered an extend, and so has the prompt's KV in its memory; one_shot hands all pending tokens over in "
+            "it, and the rest in the final."
         ),
     ] = "auto"
     threshold_tokens: Annotated[
@@ -50,7 +51,12 @@ class HandoffRules(Section, frozen=True):
         int, Meta(ge=1, le=1_000_000, description="Most tokens of one catch-up extend, unless rounds run out first.")
     ] = 512
     max_rounds: Annotated[
-        int, Meta(ge=1, le=100, description="Catch-up extends of one hand-off before the final is sent anyway.")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Extends of one hand-off, the first one included, before the final is sent anyway.",
+        ),
     ] = 8
     relay_load_high: Annotated[
         float,

@@ -17,12 +17,20 @@ class Models:
     """What this gateway serves, as a tenant's rules let it see it: some of the models, and other names for them."""
 
     def __init__(
-        self, models: Mapping[str, ServedModel], created: int, passed: Callable[[], Sequence[str]] = tuple
+        self,
+        models: Mapping[str, ServedModel],
+        created: int,
+        passed: Callable[[], Sequence[str]] = tuple,
+        note_unread: Callable[[str], object] = str,
     ) -> None:
-        """``passed`` names the models of upstreams, whose requests are only passed on."""
+        """``passed`` names the models of upstreams, whose requests are only passed on.
+
+        ``note_unread`` is told the model when a conversation holds a tool call whose arguments cannot be read.
+        """
         self._models = models
         self._created = created
         self._passed = passed
+        self.note_unread = note_unread
 
     def find(self, name: str, rules: ModelRules = ALL) -> ServedModel:
         """Return the model of a name or an alias. Raises GatewayError 404, also for one that the tenant may not use."""

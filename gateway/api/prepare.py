@@ -144,6 +144,7 @@ def prepare_request(
             session=fields.prompt_cache_key,
             features=features[index // n],
             output_hint_tokens=caller.output_hint_tokens,
+            part_of=request_id,
         )
         for index in range(choices)
     )

@@ -11,6 +11,7 @@ from policies.section import Name, Section
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
 Count = Annotated[int, Meta(ge=1)]
+Ranks = Annotated[int, Meta(ge=1, le=255)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
@@ -165,7 +166,28 @@ class LinkSettings(Section, frozen=True):
     lease_s: Annotated[
         Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
     ] = 30.0
-    world_size: Annotated[int, Meta(ge=1, le=255, description="Tensor-parallel ranks of the engines.")] = 1
+    world_size: Annotated[
+        Ranks,
+        Meta(
+            description="Tensor-parallel ranks of the engines; those in `source` where `dest_world_size` is given. "
+            "Models with multi-head latent attention have one copy whatever this says."
+        ),
+    ] = 1
+    dest_world_size: Annotated[
+        Ranks | None,
+        Meta(
+            description="Tensor-parallel ranks of the engines in `dest`; null: as many as in `source`. Where they "
+            "differ the bridge regroups the KV heads of each chunk on its way; path bridge only."
+        ),
+    ] = None
+    kv_layout: Annotated[
+        Literal["auto", "packed", "split"],
+        Meta(
+            description="How chunks hold heads, where the bridge regroups them. packed: each one's keys and values "
+            "side by side, as vLLM since 0.29 has it. split: all keys before all values. auto: packed in dialect "
+            "lmcache-mp, split in lmcache."
+        ),
+    ] = "auto"
     dialect: Annotated[
         Literal["lmcache-mp", "lmcache"],
         Meta(
@@ -181,9 +203,13 @@ class LinkSettings(Section, frozen=True):
         ),
     ] = None
     chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
-        "bfloat16"
-    )
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "uint8", "fp8_e4m3fn"],
+        Meta(
+            description="Element type of the KV, which is part of the keys in dialect lmcache. KV in fp8 is stored as "
+            "uint8 or as fp8_e4m3fn."
+        ),
+    ] = "bfloat16"
     rate_mbit: Annotated[Positive, Meta(description="Rate to assume until one is measured, in Mbit/s.")] = 1000.0
 
 

@@ -207,6 +207,7 @@ class Router:
             salt=request.cache_salt,
             served_model=request.model,
             kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
+            kv_shape=self.models[request.model].kv_shape,
         )
 
     def _note_session(self, decision: Decision) -> None:

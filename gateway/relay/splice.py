@@ -9,7 +9,8 @@ follow the promises: positions are gapless, unique and in order, whoever makes t
     PREFILL   a P leg runs (one token), the KV moves to the main region at the same time
     WAIT      nobody writes: the KV, or an instance, is awaited
     EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV
-    CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log
+    CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log; the first one
+              has it load the KV
     FINAL     the log is sealed; a final leg has its whole prompt and has not answered yet
     MAIN      a final leg writes
     DONE      finished, failed, or the client is gone
@@ -109,7 +110,7 @@ class Splice:
     _relay_blocked: bool = False
     _retry_pending: bool = False
     _late: bool = False
-    _main_lost: bool = False
+    _main_cold: bool = True
     _attempts: int = 0
     _setbacks: int = 0
     _out: list[Action] = field(default_factory=list)
@@ -182,7 +183,7 @@ class Splice:
             if self.phase is Phase.FINAL:
                 self.phase = Phase.MAIN
                 self._setbacks = 0
-                self._main_lost = False
+                self._main_cold = False
         if event.finish == "stop" and count <= room:
             self._end("stop")
         elif count >= room or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
@@ -217,7 +218,7 @@ class Splice:
         elif leg.kind is LegKind.EXTEND and leg.received:
             self.sealed = leg.base
             self.rounds += 1
-            self._main_lost = False
+            self._main_cold = False
             self.phase = Phase.EAGER
             self._hand_over()
         else:  # it ended without having said why: no better than a failure
@@ -226,7 +227,7 @@ class Splice:
     def _on_lost(self, leg: _Leg) -> None:
         self._attempts += 1
         self._setbacks += 1
-        self._main_lost |= leg.kind in (LegKind.EXTEND, LegKind.FINAL)
+        self._main_cold |= leg.kind in (LegKind.EXTEND, LegKind.FINAL)
         match leg.kind:
             case LegKind.PREFILL if not self.log:
                 self._again_or_fail(lambda: self._start(LegKind.PREFILL))
@@ -245,7 +246,7 @@ class Splice:
         if leg.kind is LegKind.RELAY:
             self._relay_blocked = True
         else:
-            self._main_blocked = True
+            self._main_blocked = self._main_cold = True
         if leg.kind is LegKind.EXTEND:
             self.phase = Phase.EAGER
         else:
@@ -331,11 +332,9 @@ class Splice:
         """The KV is there, or never will be, and a relay leg writes: seal now, or bring MD nearer first."""
         if self.kv not in (KvState.READY, KvState.HOPELESS) or self._main_blocked or not self.terms.splittable:
             return
-        pending = len(self.log) - self.sealed
-        is_hopeless = self.kv is KvState.HOPELESS
-        handoff = Handoff(pending, self.rounds, self._previous_pending, self._main_lost, is_hopeless)
-        step = self.terms.decide(handoff)
-        self._previous_pending = pending
+        pending, is_cold = len(self.log) - self.sealed, self._main_cold
+        step = self.terms.decide(Handoff(pending, self.rounds, self._previous_pending, is_cold))
+        self._previous_pending = None if is_cold else pending
         match step:
             case FinalNow():
                 self._start_final()

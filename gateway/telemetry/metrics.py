@@ -169,6 +169,16 @@ class Metrics:
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
+        self.unread_arguments = Counter(
+            "pdd_unread_tool_arguments",
+            "Tool calls in conversations whose arguments were no JSON object and were read as an empty one",
+            ["model"],
+            registry=registry,
+        )
+
+    def count_unread(self, model: str) -> None:
+        """Count one tool call of a conversation whose arguments cannot be read."""
+        self.unread_arguments.labels(model).inc()
 
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""

@@ -122,16 +122,20 @@ def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
 
 
 def read_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
-    """Return the template of chat_template.jinja, or else of tokenizer_config.json (one, or the one named default)."""
-    path = directory / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
-    if isinstance(source, list):
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    if source is None:
+    """Return the model's templates, of whichever files hold them; None: there are none.
+
+    Those of the tokenizer by name: ``default``, and ``tool_use`` for requests with tools. A processor's, in
+    chat_template.json, is for requests without them.
+    """
+    named = read_named_templates(directory, settings)
+    path = directory / "chat_template.json"
+    processors = read_json(path, needed=False).get("chat_template")
+    plain = processors if isinstance(processors, str) else named.get("default")
+    with_tools = named.get("tool_use", named.get("default"))
+    if plain is None and with_tools is None:
         return None
-    variables = {key: text for key in SPECIAL_NAMES if (text := token_text(settings.get(key))) is not None}
     try:
-        return ChatTemplate(str(source), variables)
+        return ChatTemplate(plain, read_variables(directory, settings), with_tools)
     except TemplateRejected as error:
         raise ModelDirectoryError(f"{directory}: {error}") from error
 
@@ -141,6 +145,26 @@ def template_text(directory: Path, settings: Mapping[str, Any]) -> str:
     files = (directory / "chat_template.jinja", directory / "chat_template.json")
     texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
     return "\n".join([*texts, json.dumps(settings.get("chat_template", ""), ensure_ascii=False)])
+
+
+def read_named_templates(directory: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the tokenizer's templates by name: of files, or else of tokenizer_config.json."""
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (path := directory / "chat_template.jinja").is_file():
+        files["default"] = path
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in source}
+    return {} if source is None else {"default": str(source)}
+
+
+def read_variables(directory: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the special tokens' texts by name; of special_tokens_map.json too where older settings leave them out."""
+    older = {} if "added_tokens_decoder" in settings else read_json(directory / "special_tokens_map.json", needed=False)
+    told = {**older, **settings}
+    return {key: text for key in SPECIAL_NAMES if (text := token_text(told.get(key))) is not None}
 
 
 def token_text(token: Any) -> str | None:

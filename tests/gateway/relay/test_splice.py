@@ -240,13 +240,14 @@ def test_passthrough_is_one_leg() -> None:
     assert splice.phase is Phase.MAIN
 
 
-def test_lost_main_is_told_until_one_has_answered() -> None:
-    """SPL-46: the hand-off after a lost final is decided as such, and the one after an answered extend is not."""
+def test_a_cold_main_is_told_until_one_has_answered() -> None:
+    """SPL-46: the hand-off is decided as one to a cold MD at first and after a lost final, until an extend answers."""
     told: list[bool] = []
 
     def decide(handoff: Handoff) -> HandoffStep:
-        told.append(handoff.main_lost)
-        return ExtendBatch(handoff.pending_tokens, "main_lost") if handoff.main_lost else FinalNow("one_shot")
+        told.append(handoff.main_cold)
+        is_warmed = handoff.main_cold and len(told) > 1
+        return ExtendBatch(handoff.pending_tokens, "main_cold") if is_warmed else FinalNow("one_shot")
 
     splice = begun(replace(TERMS, decide=decide), *EAGER, KvReady())
     splice.feed(LegFailed(B))
@@ -254,7 +255,7 @@ def test_lost_main_is_told_until_one_has_answered() -> None:
     assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
     splice.feed(tokens(E, 4, 14, finish="length"))
     assert splice.feed(LegEnded(E))[-1] == StartLeg(LegId(6), LegKind.FINAL, 4, 96, 0, True)
-    assert told == [False, True, False]
+    assert told == [True, True, False]
 
 
 def test_dead_rld_is_replaced_by_md_when_the_kv_is_there() -> None:
@@ -394,6 +395,41 @@ def test_failed_extend_lets_rld_go_on() -> None:
     assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
 
 
+def test_one_shot_warms_main_before_rld_is_stopped() -> None:
+    """By the real policy: an extend loads the KV and takes all that is pending, and the final has only the rest."""
+    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="one_shot")))
+    splice = begun(terms, *EAGER)
+    assert splice.feed(KvReady()) == [StartLeg(B, LegKind.EXTEND, 4, 1, 0, True)]
+    splice.feed(tokens(A, 4, 14, 15))
+    splice.feed(tokens(B, 4, 14, finish="length"))
+    assert splice.feed(LegEnded(B)) == [CloseLeg(A), StartLeg(C, LegKind.FINAL, 6, 94, 0, True)]
+
+
+def test_a_main_that_is_gone_after_its_warm_leg_leaves_a_cold_one() -> None:
+    """Nobody can take the final: RLD goes on again, and whichever MD comes back is warmed first."""
+    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="one_shot")))
+    splice = begun(terms, *EAGER, KvReady(), tokens(B, 4, 14, finish="length"), LegEnded(B))
+    assert splice.feed(LegUnplaced(C))[-1] == StartLeg(D, LegKind.RELAY, 4, 96, 0, True)
+    assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
+
+
+def test_how_long_warming_took_says_nothing_of_catching_up() -> None:
+    """RLD wrote more during the warm leg than MD took in it: the catch-up goes on none the less."""
+    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="catch_up")))
+    splice = begun(terms, *EAGER, KvReady(), tokens(A, 4, *range(100, 140)), tokens(B, 4, 14, finish="length"))
+    assert splice.feed(LegEnded(B)) == [StartLeg(C, LegKind.EXTEND, 44, 1, 0, True)]
+    splice.feed(tokens(A, 44, *range(140, 180)))
+    splice.feed(tokens(C, 44, 14, finish="length"))
+    assert splice.feed(LegEnded(C))[-1] == StartLeg(D, LegKind.FINAL, 84, 16, 0, True)
+
+
+HANDOFFS = st.builds(
+    HandoffRules,
+    mode=st.sampled_from(["auto", "one_shot", "catch_up"]),
+    threshold_tokens=st.integers(0, 8),
+    batch_tokens=st.integers(1, 8),
+    max_rounds=st.integers(1, 3),
+)
 PLANS = st.sampled_from([DIRECT, RELAY, SINGULAR, PassThrough("md", "echo")])
 
 
@@ -405,7 +441,8 @@ PLANS = st.sampled_from([DIRECT, RELAY, SINGULAR, PassThrough("md", "echo")])
     eos_at=st.none() | st.integers(0, 40),
     trouble=st.integers(0, 6),
     splittable=st.booleans(),
-    batch=st.integers(1, 8),
+    rules=HANDOFFS,
+    load=st.sampled_from([0.0, 1.0]),
 )
 def test_any_course_gives_the_unsplit_answer(
     data: st.DataObject,
@@ -414,15 +451,13 @@ def test_any_course_gives_the_unsplit_answer(
     eos_at: int | None,
     trouble: int,
     splittable: bool,
-    batch: int,
+    rules: HandoffRules,
+    load: float,
 ) -> None:
-    """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once."""
+    """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once.
 
-    def decide(handoff: Handoff) -> HandoffStep:
-        if handoff.pending_tokens <= batch or handoff.rounds >= 3:
-            return FinalNow("small_rest")
-        return ExtendBatch(batch, "catch_up")
-
+    And RLD is never stopped for an MD that has not answered.
+    """
     terms = replace(
         TERMS,
         plan=plan,
@@ -430,7 +465,7 @@ def test_any_course_gives_the_unsplit_answer(
         splittable=splittable,
         classic=not splittable,
         max_attempts=20,
-        decide=decide,
+        decide=lambda handoff: choose_step(handoff, load, None, rules),
     )
     world = World(terms, lambda n: data.draw(st.integers(0, n - 1)), trouble, eos_at)
     for _ in range(2000):
@@ -456,7 +491,8 @@ def test_client_may_leave_or_stop_at_any_time(
     trouble: int,
 ) -> None:
     """After the client is gone, or a stop string matched, nothing is emitted and nothing runs."""
-    world = World(replace(TERMS, plan=plan), lambda n: data.draw(st.integers(0, n - 1)), trouble)
+    warming = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(threshold_tokens=2)))
+    world = World(replace(warming, plan=plan), lambda n: data.draw(st.integers(0, n - 1)), trouble)
     for _ in range(steps):
         if world.over or not world.step():
             break

@@ -71,6 +71,47 @@ def test_template_in_the_settings(model_dir: Path, tmp_path: Path, template: Any
     model.close()
 
 
+TOOL: Any = [{"function": {"name": "f"}}]
+
+
+@pytest.mark.parametrize(
+    ("files", "plain", "with_tools"),
+    [
+        ({"chat_template.jinja": "file"}, "file", "file"),
+        ({"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "tools"}, "file", "tools"),
+        ({"chat_template.jinja": "file", "additional_chat_templates/rag.jinja": "rag"}, "file", "file"),
+        ({"chat_template.json": '{"chat_template": "processor"}'}, "processor", "settings"),
+        ({"chat_template.json": '{"chat_template": "processor"}', "chat_template.jinja": "file"}, "processor", "file"),
+        ({}, "settings", "settings tools"),
+    ],
+)
+def test_outlying_templates(
+    model_dir: Path, tmp_path: Path, files: dict[str, str], plain: str, with_tools: str
+) -> None:
+    """Templates are found in all the files that hold them, those by name for requests with tools among them."""
+    named = [{"name": "default", "template": "settings"}, {"name": "tool_use", "template": "settings tools"}]
+    settings = {"chat_template": "settings" if files else named}
+    directory = copy(model_dir, tmp_path / "copy", chat_template__jinja=None, tokenizer_config__json=settings)
+    for name, content in files.items():
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(content, encoding="utf-8")
+    model = load_model("m", directory)
+    assert model.template is not None
+    user = {"role": "user", "content": ""}
+    assert (model.template.render([user]), model.template.render([user], tools=TOOL)) == (plain, with_tools)
+    model.close()
+
+
+def test_special_tokens_of_older_models(model_dir: Path, tmp_path: Path) -> None:
+    """Special tokens that the settings leave out are those of special_tokens_map.json."""
+    changes = {"tokenizer_config__json": {"eos_token": "E"}, "chat_template__jinja": "{{ bos_token }}{{ eos_token }}"}
+    directory = copy(model_dir, tmp_path / "copy", **changes)
+    (directory / "special_tokens_map.json").write_text('{"bos_token": {"content": "B"}, "eos_token": "old"}')
+    model = load_model("m", directory)
+    assert model.template is not None and model.template.render([{"role": "user", "content": ""}]) == "BE"
+    model.close()
+
+
 def test_little_is_needed(model_dir: Path, tmp_path: Path) -> None:
     """The tokenizer's file and a context length are enough; such a model has no template."""
     nothing = dict.fromkeys(("generation_config__json", "tokenizer_config__json", "chat_template__jinja"))
