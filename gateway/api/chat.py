@@ -12,7 +12,7 @@ from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
 from gateway.text.model import ServedModel
-from gateway.text.parsers.output import Wanted
+from gateway.text.parsers.output import PartsWanted
 from gateway.text.parsers.reader import MessageReader
 from gateway.text.template import TemplateRejected
 
@@ -72,7 +72,7 @@ def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -
     """Return what makes the readers of the answer's parts; None where the answer is content alone."""
     tools = (fields.tools or None) if fields.tool_choice != "none" else None
     opening = find_opening(model, prompt)
-    wanted = Wanted(fields.include_reasoning is not False, fields.parallel_tool_calls is not False)
+    wanted = PartsWanted(fields.include_reasoning is not False, fields.parallel_tool_calls is not False)
 
     def make_reader() -> MessageReader | None:
         return model.parsers.make_reader(opening, tools, wanted)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from gateway.text.parsers.cursor import Cursor, Marks, Steps, pass_until, take_until
 from gateway.text.parsers.json_calls import make_call
-from gateway.text.parsers.output import Output
+from gateway.text.parsers.output import MessageParts
 from gateway.text.parsers.schema import Tools
 
 TOKENS = tuple(f"<|{word}|>" for word in ("start", "end", "message", "channel", "constrain", "call", "return"))
@@ -20,7 +20,7 @@ class Harmony:
 
     ``tools`` None: what is said to a function is content."""
 
-    def __init__(self, cursor: Cursor, output: Output, tools: Tools | None, control: str) -> None:
+    def __init__(self, cursor: Cursor, output: MessageParts, tools: Tools | None, control: str) -> None:
         self._cursor = cursor
         self._output = output
         self._tools = tools

@@ -39,7 +39,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PartsWanted:
     """What the client wants of an answer's parts."""
 
     reasoning: bool = True
@@ -47,7 +47,7 @@ class Wanted:
     """False: it takes one call, and no second."""
 
 
-ALL_PARTS = Wanted()
+ALL_PARTS = PartsWanted()
 
 
 def make_call_id() -> str:
@@ -55,7 +55,7 @@ def make_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class Output:
+class MessageParts:
     """Gathers an answer's parts until they are taken.
 
     White space around reasoning, before the first content and next to calls is how templates set these apart, and is
@@ -63,7 +63,7 @@ class Output:
     apart from content, too.
     """
 
-    def __init__(self, wanted: Wanted, *, trims: bool = False, make_id: Callable[[], str] = make_call_id) -> None:
+    def __init__(self, wanted: PartsWanted, *, trims: bool = False, make_id: Callable[[], str] = make_call_id) -> None:
         self.calls = 0
         """Calls so far."""
         self._trims = trims

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from gateway.text.parsers.cursor import Cursor, Steps
-from gateway.text.parsers.output import Output, Parts
+from gateway.text.parsers.output import MessageParts, Parts
 
-Begin = Callable[[Cursor], tuple[Output, Steps[None]]]
+Begin = Callable[[Cursor], tuple[MessageParts, Steps[None]]]
 """Starts the reading of one answer."""
 
 

@@ -13,12 +13,12 @@ from typing import Any, TypeVar, cast
 from gateway.text.parsers import gemma, harmony, json_calls, markup, pythonic
 from gateway.text.parsers.cursor import CONTROL, Cursor, Steps
 from gateway.text.parsers.harmony import Harmony
-from gateway.text.parsers.output import ALL_PARTS, Output, Wanted
+from gateway.text.parsers.output import ALL_PARTS, MessageParts, PartsWanted
 from gateway.text.parsers.reader import MessageReader
 from gateway.text.parsers.schema import Tools
 from gateway.text.parsers.tagged import Format, TaggedMessage, Thinking, ToolDialect, plain
 
-Part = TypeVar("Part", ToolDialect, Thinking)
+FormatPart = TypeVar("FormatPart", ToolDialect, Thinking)
 
 NONE = "none"
 """The name that asks for no parser."""
@@ -106,7 +106,7 @@ class Parsers:
         return self.harmony or self.tools is not None
 
     def make_reader(
-        self, opening: str, tools: Sequence[Mapping[str, Any]] | None = None, wanted: Wanted = ALL_PARTS
+        self, opening: str, tools: Sequence[Mapping[str, Any]] | None = None, wanted: PartsWanted = ALL_PARTS
     ) -> MessageReader | None:
         """Return what reads one answer; None: all of it is content.
 
@@ -116,14 +116,14 @@ class Parsers:
         if not self.harmony and dialect is None and self.thinking is None:
             return None
 
-        def begin(cursor: Cursor) -> tuple[Output, Steps[None]]:
+        def begin(cursor: Cursor) -> tuple[MessageParts, Steps[None]]:
             offered = Tools(tools or ())
             if self.harmony:
-                output = Output(wanted)
+                output = MessageParts(wanted)
                 return output, Harmony(cursor, output, offered if tools is not None else None, self.control).read()
-            output = Output(wanted)
+            output = MessageParts(wanted)
             if dialect is not None:
-                output = Output(wanted, trims=dialect.trims, make_id=dialect.make_id)
+                output = MessageParts(wanted, trims=dialect.trims, make_id=dialect.make_id)
             return output, TaggedMessage(cursor, output, Format(self.thinking, dialect), offered, opening).read()
 
         return MessageReader(begin)
@@ -152,8 +152,11 @@ def _show(marks: Iterable[str], control_tokens: Collection[str], control: str) -
 
 
 def _find(
-    name: str | None, known: Mapping[str, Part | Callable[[str], Part]], group: str, control_tokens: Collection[str]
-) -> Part | None:
+    name: str | None,
+    known: Mapping[str, FormatPart | Callable[[str], FormatPart]],
+    group: str,
+    control_tokens: Collection[str],
+) -> FormatPart | None:
     """Return the parser of a name, that of an installed package where the gateway has none."""
     if name is None or name == NONE:
         return None
@@ -165,8 +168,8 @@ def _find(
             raise UnknownParser(f"{kind} {name!r} is none of {sorted({*known, *others.names, *HARMONY_NAMES, NONE})}")
         found = others[name].load()
     if not callable(found):
-        return cast("Part", found)
+        return cast("FormatPart", found)
     # Letters are told from tokens where the tokenizer has these as control tokens.
-    part = cast("Part", found(""))
+    part = cast("FormatPart", found(""))
     is_control = any(token in mark for mark in part.marks for token in control_tokens)
-    return cast("Part", found(CONTROL)) if is_control else part
+    return cast("FormatPart", found(CONTROL)) if is_control else part

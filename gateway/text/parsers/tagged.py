@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gateway.text.parsers.cursor import CONTROL, Cursor, Marks, Steps, pass_until, skip_blanks, take
-from gateway.text.parsers.output import Call, Output, make_call_id
+from gateway.text.parsers.output import Call, MessageParts, make_call_id
 from gateway.text.parsers.schema import Tools
 
 Block = Callable[[Cursor, Tools], Steps[list[Call] | None]]
@@ -84,7 +84,7 @@ NO_TOOLS = ToolDialect({})
 class TaggedMessage:
     """Reads one answer. ``opening``: the end of the prompt, which may have begun the reasoning."""
 
-    def __init__(self, cursor: Cursor, output: Output, form: Format, tools: Tools, opening: str) -> None:
+    def __init__(self, cursor: Cursor, output: MessageParts, form: Format, tools: Tools, opening: str) -> None:
         self._cursor = cursor
         self._output = output
         self._thinking = form.thinking

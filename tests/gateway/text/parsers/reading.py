@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
-from gateway.text.parsers.output import ALL_PARTS, Wanted
+from gateway.text.parsers.output import ALL_PARTS, PartsWanted
 from gateway.text.parsers.reader import MessageReader
 from gateway.text.parsers.registry import find_parsers
 
@@ -40,7 +40,7 @@ def new_reader(
     *,
     opening: str = "",
     controls: Collection[str] = (),
-    wanted: Wanted = ALL_PARTS,
+    wanted: PartsWanted = ALL_PARTS,
 ) -> MessageReader:
     """Return a reader of the parsers of these names; ``controls``: the model's control tokens."""
     reader = find_parsers(tools, reasoning, controls).make_reader(opening, TOOLS if tools else None, wanted)

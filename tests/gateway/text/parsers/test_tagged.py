@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.text.parsers.output import Wanted
+from gateway.text.parsers.output import PartsWanted
 from gateway.text.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 from tests.gateway.text.parsers.reading import Read, new_reader, read
 from tests.gateway.text.test_stops import cut
@@ -144,7 +144,7 @@ def test_blanks_beside_calls(text: str, expected: Read) -> None:
 
 def test_wanted_parts() -> None:
     """Reasoning and second calls are left out for clients that want none."""
-    reader = new_reader("hermes", "think", wanted=Wanted(reasoning=False, parallel_calls=False))
+    reader = new_reader("hermes", "think", wanted=PartsWanted(reasoning=False, parallel_calls=False))
     assert read(reader, [f"<think>so</think>{CALL}{CALL}"]) == Read("", "", CALLED)
 
 
