@@ -38,6 +38,7 @@ from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
@@ -92,6 +93,7 @@ class Gateway:
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
         self.metrics = Metrics()
+        self.loop_watch = LoopWatch(self.metrics.registry)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
@@ -144,6 +146,8 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         stack = self._stack
+        self.loop_watch.start()
+        stack.callback(self.loop_watch.close)
         await self._start_index()
         await self.ledger.start()
         stack.push_async_callback(self.ledger.aclose)
@@ -211,6 +215,7 @@ class Gateway:
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,
+            loop_watch=self.loop_watch,
             timelines=self.timelines,
             metrics=self.metrics,
         )
