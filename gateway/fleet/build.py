@@ -41,6 +41,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
                 Path(model.path),
                 reasoning_parser=model.reasoning_parser,
                 tool_parser=model.tool_parser,
+                context_tokens=model.context_tokens,
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
@@ -52,7 +53,7 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     return {
         model.name: ModelFacts(
             find_kv_bytes(number, model),
-            served[model.name].context_tokens,
+            served[model.name].context,
             model.cache_effective,
             model.kv_name or model.name,
         )

@@ -180,9 +180,7 @@ class Router:
         self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: AnswerOutcome
     ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
-        context = self.models[request.model].context_tokens
-        lengths = [view.max_model_len for view in self.pools.views(request.model) if view.max_model_len]
-        room = min([context, *lengths]) - len(request.prompt)
+        room = self.models[request.model].context.tokens - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
         return SpliceTerms(

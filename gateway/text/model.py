@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.text.context import ContextLength, find_context
 from gateway.text.template import ChatTemplate, TemplateRejected
 from gateway.text.tokenise import PromptEncoder
 from gateway.text.vocabulary import Vocabulary
@@ -34,11 +35,16 @@ class ServedModel:
     vocabulary: Vocabulary
     template: ChatTemplate | None
     eos_token_ids: frozenset[int]
-    context_tokens: int
+    context: ContextLength
     reads_reasoning: bool = False
     """Its answers hold their reasoning between ``<think>`` tags."""
     reads_tools: bool = False
     """Its answers hold tool calls between ``<tool_call>`` tags."""
+
+    @property
+    def context_tokens(self) -> int:
+        """The most that a prompt and its answer may have together, as ``context`` has it now."""
+        return self.context.tokens
 
     def close(self) -> None:
         """End the tokenising threads."""
@@ -52,11 +58,12 @@ def load_model(
     threads: int = 2,
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
+    context_tokens: int | None = None,
 ) -> ServedModel:
     """Load a model's tokenizer, template and limits.
 
     ``reasoning_parser`` is one of REASONING_PARSERS, ``tool_parser`` one
-    of TOOL_PARSERS. Raises ModelDirectoryError.
+    of TOOL_PARSERS. ``context_tokens`` is in place of what engines and the directory tell. Raises ModelDirectoryError.
     """
     if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
         raise ModelDirectoryError(f"reasoning_parser {reasoning_parser!r} is none of {sorted(REASONING_PARSERS)}")
@@ -75,7 +82,7 @@ def load_model(
         vocabulary=Vocabulary(tokenizer),
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
-        context_tokens=find_context(directory, config),
+        context=ContextLength(context_tokens, find_context(config)),
         reads_reasoning=reasoning_parser is not None,
         reads_tools=tool_parser is not None,
     )
@@ -166,12 +173,3 @@ def find_eos(
     if text is not None and (token_id := tokenizer.token_to_id(text)) is not None:
         ids.add(token_id)
     return frozenset(ids)
-
-
-def find_context(directory: Path, config: Mapping[str, Any]) -> int:
-    """Return the context length of config.json, which multimodal models keep one level down."""
-    for place in (config, config.get("text_config", {})):
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            if isinstance(place.get(key), int):
-                return int(place[key])
-    raise ModelDirectoryError(f"{directory / 'config.json'}: max_position_embeddings is missing")
