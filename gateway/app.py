@@ -259,7 +259,7 @@ class Gateway:
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         facts = self.service.models[model]
-        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape)
+        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape, facts.kv_groups)
 
     @property
     def _canary_rules(self) -> RelayRules:

@@ -181,6 +181,13 @@ class LinkSettings(Section, frozen=True):
             "lmcache-mp, split in lmcache."
         ),
     ] = "auto"
+    separate_object_groups: Annotated[
+        bool,
+        Meta(
+            description="The LMCache servers run with `--separate-object-groups`: of sliding windows and linear states "
+            "only what the prompt's end needs is moved. Dialect lmcache-mp and path bridge only."
+        ),
+    ] = False
     dialect: Annotated[
         Literal["lmcache-mp", "lmcache"],
         Meta(

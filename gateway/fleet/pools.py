@@ -276,6 +276,8 @@ class ModelFacts:
     """What the KV stores call it."""
     kv_shape: KvShape | None = None
     """How its KV is cut among ranks; None where that does not follow from its config.json."""
+    kv_groups: tuple[int | None, ...] = (None,)
+    """Groups of layers as LMCache may keep them apart: how many of the last tokens each needs, None: all."""
 
 
 def store_id(region: str, model: str) -> str:

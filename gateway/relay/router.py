@@ -208,6 +208,7 @@ class Router:
             served_model=request.model,
             kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
             kv_shape=self.models[request.model].kv_shape,
+            kv_groups=self.models[request.model].kv_groups,
         )
 
     def _note_session(self, decision: Decision) -> None:
