@@ -47,11 +47,18 @@ class ModelSettings(Section, frozen=True):
         ),
     ] = None
     tool_parser: Annotated[
-        Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
+        Name | None,
+        Meta(
+            description="How the model writes tool calls, by the name of vLLM's `--tool-call-parser` "
+            "(see gateway/text/parsers/README.md). null: guessed by its template; `none`: they stay text."
+        ),
     ] = None
     reasoning_parser: Annotated[
-        Literal["think", "qwen3", "deepseek_r1"] | None,
-        Meta(description="How the model marks its reasoning; null: it stays text."),
+        Name | None,
+        Meta(
+            description="How the model marks its reasoning, by the name of vLLM's `--reasoning-parser`. null: guessed "
+            "by its template; `none`: it stays text."
+        ),
     ] = None
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[

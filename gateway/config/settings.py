@@ -58,7 +58,11 @@ class LimitSettings(Section, frozen=True):
         ),
     ] = 75
     max_connections: Annotated[
-        Count, Meta(description="Open connections; beyond, the longest idle one is closed for a new one.")
+        Count,
+        Meta(
+            description="Open connections, in TLS handshakes, too; beyond, one without a whole request makes room for "
+            "a new one. An address holds no more than are free. Never more than the descriptors less a quarter."
+        ),
     ] = 10_000
 
 

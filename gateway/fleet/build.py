@@ -46,6 +46,13 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
+        if served[model.name].offers_tools and not served[model.name].parsers.reads_tools and not model.tool_parser:
+            log.warning(
+                "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
+                "Set tool_parser, to none where that is wanted",
+                number,
+                model.name,
+            )
     return served
 
 
