@@ -260,8 +260,8 @@ class Gateway:
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
-        kv_name = self.service.models[model].kv_name
-        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+        facts = self.service.models[model]
+        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape, facts.kv_groups)
 
     @property
     def _canary_rules(self) -> RelayRules:

@@ -120,6 +120,23 @@ class RelayRules(Section, frozen=True):
         float,
         Meta(gt=0, le=100, description="RLD instances with at least this load take no new request: it goes direct."),
     ] = 1.0
+    fused: Annotated[
+        Literal["auto", "never", "always"],
+        Meta(
+            description="P itself writes on in RLD's place while the KV crosses: its next token is there sooner, as no "
+            "KV moves to an RLD, but it stutters while P computes other prompts. auto: where P has room; always: "
+            "however busy it is. RLDs stand by for a P that fails, or gets busy in auto mode; it works without any."
+        ),
+    ] = "never"
+    fused_running_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="In auto mode P goes on where fewer requests than this run or wait in it, and RLD takes over "
+            "from one with more than twice as many.",
+        ),
+    ] = 4
     first_token_timeout_s: Annotated[Seconds, Meta(description="Wait for a leg's first token.")] = 600.0
     extend_timeout_s: Annotated[
         Seconds,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from gateway.api.fields import MOST_LOGPROBS, read_fields
 from gateway.api.models import Models
@@ -11,14 +11,13 @@ from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
-from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
-from gateway.text.reasoning import OPENING, ReasoningReader
+from gateway.text.parsers.output import PartsWanted
+from gateway.text.parsers.reader import MessageReader
 from gateway.text.template import TemplateRejected
-from gateway.text.tools import ToolReader
 
-REASONING_TAIL_TOKENS = 16
-"""Enough of a prompt's end to see whether its template opens the reasoning."""
+OPENING_TOKENS = 1024
+"""How far back a prompt is looked at for where its last turn begins."""
 
 
 async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
@@ -71,17 +70,26 @@ def find_values(values: Mapping[str, Any] | None, effort: str | None) -> Mapping
 
 def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -> Callable[[], MessageReader] | None:
     """Return what makes the readers of the answer's parts; None where the answer is content alone."""
-    reads_tools = model.reads_tools and bool(fields.tools) and fields.tool_choice != "none"
-    if not model.reads_reasoning and not reads_tools:
-        return None
-    tail = model.tokenizer.decode(list(prompt[-REASONING_TAIL_TOKENS:]), skip_special_tokens=False)
-    begins_inside = tail.rstrip().endswith(OPENING)
+    tools = (fields.tools or None) if fields.tool_choice != "none" else None
+    opening = find_opening(model, prompt)
+    wanted = PartsWanted(fields.include_reasoning is not False, fields.parallel_tool_calls is not False)
 
-    def make_reader() -> MessageReader:
-        reasoning = ReasoningReader(begins_inside=begins_inside) if model.reads_reasoning else None
-        return MessageReader(reasoning, ToolReader() if reads_tools else None)
+    def make_reader() -> MessageReader | None:
+        return model.parsers.make_reader(opening, tools, wanted)
 
-    return make_reader
+    return None if make_reader() is None else cast("Callable[[], MessageReader]", make_reader)
+
+
+def find_opening(model: ServedModel, prompt: Sequence[int]) -> str:
+    """Return the prompt's last words, from its last turn on: what begins the answer."""
+    vocabulary, parsers = model.vocabulary, model.parsers
+    start = len(prompt)
+    while start > max(0, len(prompt) - OPENING_TOKENS):
+        start -= 1
+        token_id = prompt[start]
+        if token_id in vocabulary.special and vocabulary.added[token_id] not in parsers.shown:
+            break
+    return model.tokenizer.decode(list(prompt[start:]), skip_special_tokens=False)
 
 
 def check_options(fields: ChatFields) -> None:

@@ -13,8 +13,8 @@ from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
 from gateway.text.detokenise import TextOptions
-from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
+from gateway.text.parsers.reader import MessageReader
 from gateway.text.tokenise import PromptTooLong
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
@@ -156,7 +156,7 @@ def prepare_request(
         n=n,
         prompts=prompts,
         requests=requests,
-        text=make_text_options(fields, sampling, model),
+        text=make_text_options(fields, sampling, model, reads_parts=prompted.make_reader is not None),
         logprobs=prompted.logprobs,
         stream=bool(fields.stream),
         include_usage=bool(options and options.include_usage),
@@ -266,8 +266,10 @@ def seed_choice(sampling: Sampling, choice: int) -> Sampling:
     return sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
 
 
-def make_text_options(fields: GenerationFields, sampling: Sampling, model: ServedModel) -> TextOptions:
-    """Return how ids become the client's text."""
+def make_text_options(
+    fields: GenerationFields, sampling: Sampling, model: ServedModel, *, reads_parts: bool
+) -> TextOptions:
+    """Return how ids become the client's text; ``reads_parts``: a reader comes between."""
     eos = frozenset[int]() if sampling.ignore_eos else model.eos_token_ids
     return TextOptions(
         stop=stop_strings(fields),
@@ -276,6 +278,7 @@ def make_text_options(fields: GenerationFields, sampling: Sampling, model: Serve
         spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
         min_tokens=fields.min_tokens or 0,
         terminators=eos | frozenset(sampling.stop_token_ids),
+        shown=model.shown_tokens if reads_parts else {},
     )
 
 

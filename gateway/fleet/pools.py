@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
-from backends.types import Capabilities, EngineLoad, LegRequest
+from backends.types import Capabilities, EngineLoad, KvShape, LegRequest
 from gateway.fleet.blame import Blame, Charges, Culprit
 from gateway.text.context import ContextLength
 from policies.types import InstanceView, Role
@@ -280,6 +280,10 @@ class ModelFacts:
     cache_effective: bool
     kv_name: str
     """What the KV stores call it."""
+    kv_shape: KvShape | None = None
+    """How its KV is cut among ranks; None where that does not follow from its config.json."""
+    kv_groups: tuple[int | None, ...] = (None,)
+    """Groups of layers as LMCache may keep them apart: how many of the last tokens each needs, None: all."""
 
 
 def store_id(region: str, model: str) -> str:

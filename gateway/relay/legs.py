@@ -213,6 +213,16 @@ class Legs:
             self._on_prefill_told = tell
             asyncio.get_running_loop().call_later(DRAIN_S, self._tell_of_prefill)
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """What P took from a cache; None: it does not say.
+
+        A P that was stopped while it wrote could not say it: then what was known of it before.
+        """
+        if self.prefill_usage is not None:
+            return self.prefill_usage.cached_tokens
+        return self._plan.outcome.known_cached_tokens() if self._plan.plan.fused else None
+
     def is_prefill(self, leg: LegId) -> bool:
         """Whether this is a P leg that was not closed."""
         running = self._running.get(leg)

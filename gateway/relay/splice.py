@@ -8,7 +8,8 @@ follow the promises: positions are gapless, unique and in order, whoever makes t
 
     PREFILL   a P leg runs (one token), the KV moves to the main region at the same time
     WAIT      nobody writes: the KV, or an instance, is awaited
-    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV
+    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV. Where the plan is fused
+              it is the P leg, which does not stop at its first token
     CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log; the first one
               has it load the KV
     FINAL     the log is sealed; a final leg has its whole prompt and has not answered yet
@@ -20,8 +21,8 @@ Rules.
    ``IllegalEvent`` and changes nothing. Late events of legs that were closed are no error: they are dropped.
 2. Each leg that was started ends exactly once: by LegEnded, by LegFailed, by LegUnplaced, or by CloseLeg.
 3. Who goes on when a writer is lost is decided in one place, ``_resume``.
-4. What is decided by load (one-shot or catch-up, how much) is asked of ``SpliceTerms.decide``, which
-   alone looks at the fleet.
+4. What is decided by load (one-shot or catch-up, how much, whether P writes on) is asked of ``SpliceTerms.decide``
+   and ``leaves_prefill``, which alone look at the fleet.
 5. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
 """
 
@@ -61,6 +62,11 @@ from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
 from policies.plans import Plan
 
 
+def _stay() -> bool:
+    """P is left to nobody."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class SpliceTerms:
     """What one answer is bound by.
@@ -68,6 +74,7 @@ class SpliceTerms:
     ``classic``: P's token is dropped. ``relay_allowed``: an RLD may be used, by plan or in need.
     ``limit_tokens``: most output tokens (client's limit and context), at least 1. ``terminators``: ids that end an
     answer and have no text. ``max_attempts``: how many times in a row nobody may be found before the answer fails.
+    ``leaves_prefill``: a P that writes on has no room for it any more, and an RLD can.
     """
 
     plan: Plan
@@ -79,6 +86,7 @@ class SpliceTerms:
     terminators: frozenset[int]
     max_attempts: int
     decide: Callable[[Handoff], HandoffStep]
+    leaves_prefill: Callable[[], bool] = _stay
 
 
 @dataclass(slots=True)
@@ -87,6 +95,8 @@ class _Leg:
     base: int
     shown: bool
     """What it returns may become part of the log."""
+    brief: bool
+    """It makes one token."""
     received: int = 0
 
 
@@ -186,8 +196,19 @@ class Splice:
                 self._main_cold = False
         if event.finish == "stop" and count <= room:
             self._end("stop")
-        elif count >= room or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
+        elif count >= room or (event.finish == "length" and not leg.brief):
             self._end("length")
+        elif leg.kind is LegKind.PREFILL and not leg.brief and tokens.ids:
+            self._write_on(event.leg)
+
+    def _write_on(self, id_: LegId) -> None:
+        """P has made tokens and goes on in RLD's place, unless it shall be left to its prefill."""
+        if self.phase is Phase.PREFILL:
+            self.phase = Phase.EAGER
+            self._hand_over()
+        if self.phase is Phase.EAGER and not self._relay_blocked and self.terms.leaves_prefill():
+            self._close(id_)
+            self._resume()
 
     def _is_next(self, position: int) -> bool:
         return self._writer is None and position == len(self.log)
@@ -213,7 +234,7 @@ class Splice:
                 self._on_unplaced(leg)
 
     def _on_ended(self, leg: _Leg) -> None:
-        if leg.kind is LegKind.PREFILL and leg.received:
+        if leg.kind is LegKind.PREFILL and leg.brief and leg.received:
             self._resume()
         elif leg.kind is LegKind.EXTEND and leg.received:
             self.sealed = leg.base
@@ -366,9 +387,9 @@ class Splice:
         id_ = LegId(self._next_leg)
         self._next_leg += 1
         shown = kind is not LegKind.EXTEND and not (kind is LegKind.PREFILL and self.terms.classic)
-        self._legs[id_] = _Leg(kind, base, shown)
-        one = kind in (LegKind.PREFILL, LegKind.EXTEND)
-        max_tokens = 1 if one else self.terms.limit_tokens - base
+        brief = kind is LegKind.EXTEND or (kind is LegKind.PREFILL and not self.terms.plan.fused)
+        self._legs[id_] = _Leg(kind, base, shown, brief)
+        max_tokens = 1 if brief else self.terms.limit_tokens - base
         least = 0 if kind is LegKind.EXTEND else max(0, self.terms.min_tokens - base)
         kv_expected = kind is not LegKind.PREFILL and (kind is LegKind.RELAY or self.kv is KvState.READY)
         self._out.append(StartLeg(id_, kind, base, max_tokens, min(least, max_tokens), kv_expected))

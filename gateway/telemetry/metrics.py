@@ -140,6 +140,12 @@ class Metrics:
         self.decisions = Counter(
             "pdd_decisions", "Plans by their reason", ["model", "plan", "reason"], registry=registry
         )
+        self.fused_left = Counter(
+            "pdd_fused_left",
+            "Answers that a P wrote on and left to an RLD, as it had become busy",
+            ["model"],
+            registry=registry,
+        )
         self.ttft = Histogram(
             "pdd_ttft_seconds",
             "Admission to the first token",

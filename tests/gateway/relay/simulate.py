@@ -119,7 +119,8 @@ class World:
     def _stops_writer_for(self, start: StartLeg, actions: list[Action]) -> bool:
         """Whether one that writes before MD does is stopped so that MD goes on."""
         closed = [self.started[action.leg].kind for action in actions if isinstance(action, CloseLeg)]
-        return start.kind is LegKind.FINAL and LegKind.RELAY in closed
+        writes_on = LegKind.PREFILL in closed and self.terms.plan.fused
+        return start.kind is LegKind.FINAL and (LegKind.RELAY in closed or writes_on)
 
     def step(self) -> bool:
         """Let one thing happen; False when nothing can."""

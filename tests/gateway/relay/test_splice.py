@@ -44,6 +44,8 @@ P, A, B, C, D, E = (LegId(n) for n in range(6))
 
 DIRECT = Direct("p", "md", "same_region")
 RELAY = Relay("p", "rld", "md", "wan_slow")
+FUSED = Relay("p", "rld", "md", "fused", fused=True)
+LONE = Relay("p", None, "md", "fused", fused=True)
 SINGULAR = Singular("p", "rld", "singular")
 
 
@@ -395,34 +397,6 @@ def test_failed_extend_lets_rld_go_on() -> None:
     assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
 
 
-def test_one_shot_warms_main_before_rld_is_stopped() -> None:
-    """By the real policy: an extend loads the KV and takes all that is pending, and the final has only the rest."""
-    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="one_shot")))
-    splice = begun(terms, *EAGER)
-    assert splice.feed(KvReady()) == [StartLeg(B, LegKind.EXTEND, 4, 1, 0, True)]
-    splice.feed(tokens(A, 4, 14, 15))
-    splice.feed(tokens(B, 4, 14, finish="length"))
-    assert splice.feed(LegEnded(B)) == [CloseLeg(A), StartLeg(C, LegKind.FINAL, 6, 94, 0, True)]
-
-
-def test_a_main_that_is_gone_after_its_warm_leg_leaves_a_cold_one() -> None:
-    """Nobody can take the final: RLD goes on again, and whichever MD comes back is warmed first."""
-    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="one_shot")))
-    splice = begun(terms, *EAGER, KvReady(), tokens(B, 4, 14, finish="length"), LegEnded(B))
-    assert splice.feed(LegUnplaced(C))[-1] == StartLeg(D, LegKind.RELAY, 4, 96, 0, True)
-    assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
-
-
-def test_how_long_warming_took_says_nothing_of_catching_up() -> None:
-    """RLD wrote more during the warm leg than MD took in it: the catch-up goes on none the less."""
-    terms = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(mode="catch_up")))
-    splice = begun(terms, *EAGER, KvReady(), tokens(A, 4, *range(100, 140)), tokens(B, 4, 14, finish="length"))
-    assert splice.feed(LegEnded(B)) == [StartLeg(C, LegKind.EXTEND, 44, 1, 0, True)]
-    splice.feed(tokens(A, 44, *range(140, 180)))
-    splice.feed(tokens(C, 44, 14, finish="length"))
-    assert splice.feed(LegEnded(C))[-1] == StartLeg(D, LegKind.FINAL, 84, 16, 0, True)
-
-
 HANDOFFS = st.builds(
     HandoffRules,
     mode=st.sampled_from(["auto", "one_shot", "catch_up"]),
@@ -430,7 +404,7 @@ HANDOFFS = st.builds(
     batch_tokens=st.integers(1, 8),
     max_rounds=st.integers(1, 3),
 )
-PLANS = st.sampled_from([DIRECT, RELAY, SINGULAR, PassThrough("md", "echo")])
+PLANS = st.sampled_from([DIRECT, RELAY, FUSED, LONE, SINGULAR, PassThrough("md", "echo")])
 
 
 @settings(max_examples=400, deadline=None)
@@ -462,9 +436,10 @@ def test_any_course_gives_the_unsplit_answer(
         TERMS,
         plan=plan,
         limit_tokens=limit,
-        splittable=splittable,
-        classic=not splittable,
+        splittable=splittable or plan.fused,
+        classic=not (splittable or plan.fused),
         max_attempts=20,
+        leaves_prefill=lambda: data.draw(st.integers(0, 5)) == 0,
         decide=lambda handoff: choose_step(handoff, load, None, rules),
     )
     world = World(terms, lambda n: data.draw(st.integers(0, n - 1)), trouble, eos_at)
@@ -473,7 +448,7 @@ def test_any_course_gives_the_unsplit_answer(
             break
     expected = unsplit(limit, eos_at)
     if world.end is None:
-        assert world.failed is not None and not splittable
+        assert world.failed is not None and not terms.splittable
         assert world.emitted == expected[: len(world.emitted)]
     else:
         assert world.emitted == expected == world.splice.log

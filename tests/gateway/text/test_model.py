@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.text.model import ModelDirectoryError, load_model
+from gateway.text.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
 
 
 def copy(model_dir: Path, target: Path, **changes: Any) -> Path:
@@ -145,7 +146,7 @@ def test_context_one_level_down(model_dir: Path, tmp_path: Path, parts: dict[str
 def test_parsers(model_dir: Path) -> None:
     """A model may have parsers for its reasoning and tool calls, by names that engines use; others are refused."""
     model = load_model("m", model_dir, reasoning_parser="qwen3", tool_parser="hermes")
-    assert (model.reads_reasoning, model.reads_tools) == (True, True)
+    assert (model.parsers.tools, model.parsers.thinking) == (TOOL_PARSERS["hermes"], REASONING_PARSERS["qwen3"])
     model.close()
     with pytest.raises(ModelDirectoryError, match="reasoning_parser 'x'"):
         load_model("m", model_dir, reasoning_parser="x")
