@@ -24,6 +24,13 @@ class ModelSettings(Section, frozen=True):
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    context_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="The most tokens of a prompt and its answer together. null: the least of what the engines that "
+            "serve it tell (vLLM's `max_model_len`)."
+        ),
+    ] = None
     kv_bytes_per_token: Annotated[
         Count | None,
         Meta(
@@ -188,6 +195,13 @@ class LinkSettings(Section, frozen=True):
             "lmcache-mp, split in lmcache."
         ),
     ] = "auto"
+    separate_object_groups: Annotated[
+        bool,
+        Meta(
+            description="The LMCache servers run with `--separate-object-groups`: of sliding windows and linear states "
+            "only what the prompt's end needs is moved. Dialect lmcache-mp and path bridge only."
+        ),
+    ] = False
     dialect: Annotated[
         Literal["lmcache-mp", "lmcache"],
         Meta(

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.text.context import ContextLength, find_context
 from gateway.text.parsers.guess import guess_parsers
 from gateway.text.parsers.registry import NO_PARSERS, Parsers, UnknownParser, find_parsers
 from gateway.text.template import ChatTemplate, TemplateRejected
@@ -31,7 +32,7 @@ class ServedModel:
     vocabulary: Vocabulary
     template: ChatTemplate | None
     eos_token_ids: frozenset[int]
-    context_tokens: int
+    context: ContextLength
     parsers: Parsers = NO_PARSERS
     """What tells reasoning and tool calls from the content of its answers."""
     offers_tools: bool = False
@@ -42,6 +43,11 @@ class ServedModel:
         """What readers see of the control tokens that their parsers know."""
         known = {self.tokenizer.token_to_id(token): text for token, text in self.parsers.shown.items()}
         return {token_id: text for token_id, text in known.items() if token_id is not None}
+
+    @property
+    def context_tokens(self) -> int:
+        """The most that a prompt and its answer may have together, as ``context`` has it now."""
+        return self.context.tokens
 
     def close(self) -> None:
         """End the tokenising threads."""
@@ -55,10 +61,12 @@ def load_model(
     threads: int = 2,
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
+    context_tokens: int | None = None,
 ) -> ServedModel:
     """Load a model's tokenizer, template, limits and parsers. Raises ModelDirectoryError.
 
     ``reasoning_parser`` and ``tool_parser``: names of ``gateway.text.parsers.registry``; None: guessed by the template.
+    ``context_tokens`` is in place of what engines and the directory tell.
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"{directory}: no such directory")
@@ -75,7 +83,7 @@ def load_model(
         vocabulary=vocabulary,
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
-        context_tokens=find_context(directory, config),
+        context=ContextLength(context_tokens, find_context(config)),
         parsers=choose_parsers(tool_parser, reasoning_parser, words, vocabulary),
         offers_tools="tools" in words,
     )
@@ -185,12 +193,3 @@ def find_eos(
     if text is not None and (token_id := tokenizer.token_to_id(text)) is not None:
         ids.add(token_id)
     return frozenset(ids)
-
-
-def find_context(directory: Path, config: Mapping[str, Any]) -> int:
-    """Return the context length of config.json, which multimodal models keep one level down."""
-    for place in (config, config.get("text_config", {})):
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            if isinstance(place.get(key), int):
-                return int(place[key])
-    raise ModelDirectoryError(f"{directory / 'config.json'}: max_position_embeddings is missing")

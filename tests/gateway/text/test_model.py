@@ -42,7 +42,6 @@ def test_loads(model_dir: Path) -> None:
         ({"config__json": None}, "config.json"),
         ({"config__json": "{"}, "config.json"),
         ({"config__json": "[]"}, "config.json"),
-        ({"config__json": {}}, "max_position_embeddings"),
         ({"chat_template__jinja": "{% for %}"}, "chat template, line 1"),
     ],
 )
@@ -121,14 +120,26 @@ def test_little_is_needed(model_dir: Path, tmp_path: Path) -> None:
     model.close()
 
 
-def test_context_one_level_down(model_dir: Path, tmp_path: Path) -> None:
-    """A multimodal model's context length is in its text_config; EOS may be a single id."""
-    config = {"text_config": {"max_position_embeddings": 77}, "eos_token_id": 5}
+@pytest.mark.parametrize(
+    ("parts", "tokens"),
+    [
+        ({"text_config": {"max_position_embeddings": 77}}, 77),
+        ({"thinker_config": {"audio_config": {"n_positions": 5}, "text_config": {"n_positions": 77}}}, 77),
+        ({"llm_config": {"seq_length": 77}, "vision_config": {"max_position_embeddings": 9}}, 77),
+        ({"language_config": {"max_position_embeddings": 77}}, 77),
+        ({"text_config": {"hidden_size": 8}}, None),
+        ({"text_config": None, "max_position_embeddings": "77"}, None),
+        ({}, None),
+    ],
+)
+def test_context_one_level_down(model_dir: Path, tmp_path: Path, parts: dict[str, Any], tokens: int | None) -> None:
+    """A model of several parts has its context length in one of them, or nowhere; EOS may be a single id."""
+    config = {**parts, "eos_token_id": 5}
     directory = copy(
         model_dir, tmp_path / "copy", config__json=config, generation_config__json=None, tokenizer_config__json={}
     )
     model = load_model("m", directory)
-    assert (model.context_tokens, model.eos_token_ids) == (77, frozenset({5}))
+    assert (model.context.known_tokens, model.eos_token_ids) == (tokens, frozenset({5}))
     model.close()
 
 
