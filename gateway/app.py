@@ -21,7 +21,8 @@ from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
 from gateway.config.settings import Settings, find_redis
 from gateway.fleet.build import build_cache_spec, load_models, model_facts
-from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
+from gateway.fleet.canaries import CanaryWatch, NoWay
+from gateway.fleet.canary import CanaryPath
 from gateway.fleet.discovery import PodWatch
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
@@ -98,16 +99,16 @@ class Gateway:
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self.timelines = Timelines(time.monotonic)
         self.index = MeteredIndex(index, self.metrics.registry)
-        self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
-        self.pools, self.links = self.topology.pools, self.topology.links
         self.trust = KvTrust(time.monotonic, self.metrics)
+        self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known, self._on_link)
+        self.pools, self.links = self.topology.pools, self.topology.links
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
             self._find_crossing,
-            lambda: max(self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
+            lambda: max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
             settings.canary_interval_s,
             self.metrics,
             self.trust,
@@ -151,6 +152,8 @@ class Gateway:
         stack.push_async_callback(self.tenancy.aclose)
         await self.live.start()
         stack.push_async_callback(self.live.aclose)
+        if self._settings.canary_interval_s:
+            self.canaries.hold_new(self._settings.canary_hold_s)
         await self._watch_fleet()
         stack.push_async_callback(self.aligner.aclose)
         if self._settings.canary_interval_s:
@@ -204,6 +207,7 @@ class Gateway:
             pools=self.pools,
             links=self.links,
             trust=self.trust,
+            canaries=self.canaries,
             aligner=self.aligner,
             passing=self.passing,
             redis=redis,
@@ -256,8 +260,14 @@ class Gateway:
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
-        kv_name = self.service.models[model].kv_name
-        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+        salts, kv_name = self.tenancy.access.salts, self.service.models[model].kv_name
+        is_salted = salts.of_model(salts.of("any"), model) is not None
+        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s, is_salted)
+
+    def _on_link(self, source: str, dest: str) -> None:
+        """Another link joins two regions."""
+        self.trust.forget((source, dest))
+        self.canaries.recheck((source, dest))
 
     @property
     def _canary_rules(self) -> RelayRules:

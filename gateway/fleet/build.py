@@ -162,8 +162,8 @@ def build_cache_spec(instance: Instance, engine: EngineSettings) -> CacheSpec:
 def build_link(link: LinkSettings, pools: Pools) -> Link:
     """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
     path: MeasuredPath
+    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
         path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size, hash_seed=seed)
     elif link.cache_server is not None:
         path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
@@ -181,4 +181,5 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         lease_s=link.lease_s,
         dtype=link.dtype,
         world_size=link.world_size,
+        hash_seed=seed,
     )

@@ -10,6 +10,7 @@ from backends.base import KvPath
 from backends.errors import BackendError
 from backends.types import LinkState
 from gateway.errors import reason_of
+from gateway.fleet.kv_reading import LinkTerms
 from gateway.tasks import TaskSet
 from policies.types import LinkView
 from policies.where import Where
@@ -42,7 +43,12 @@ class Link:
     """How long P keeps KV that it lends, on a path whose engines lend."""
     dtype: str = "float32"
     world_size: int = 1
+    hash_seed: int | None = None
     state: LinkState | None = None
+
+    def terms(self, kv_name: str) -> LinkTerms:
+        """What it takes for granted of a model's KV."""
+        return LinkTerms(self.dialect, kv_name, self.chunk_tokens, self.hash_seed, self.dtype, self.world_size)
 
     @property
     def route(self) -> tuple[str, str]:
