@@ -9,7 +9,7 @@ COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.s
 QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test quick check fast slow e2e e2e-pipelines e2e-nixl bench trace conformance clean
+.PHONY: install demo test quick check fast slow kv-faults e2e e2e-pipelines e2e-nixl bench trace conformance clean
 
 install: .venv/.installed
 
@@ -49,6 +49,10 @@ fast: install
 slow: install
 	$(BIN)/pytest $(SLOW) -n 2 --dist loadfile --ignore=tests/integration
 	$(BIN)/pytest $(SLOW) tests/integration
+
+# One side's KV is wrong, in each of five ways, over the demo's processes; KV_JSON=FILE writes the figures.
+kv-faults: install
+	$(BIN)/python -m tests.integration.kv_faults
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
 e2e: install .venv-e2e/.installed
