@@ -55,8 +55,9 @@ kv-faults: install
 	$(BIN)/python -m tests.integration.kv_faults
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
+# Twice the time that it takes on two idle cores: others may be at work.
 e2e: install .venv-e2e/.installed
-	timeout --kill-after=10 1020 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=960 tests/e2e
+	timeout --kill-after=10 2400 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=2340 tests/e2e
 
 # The part of it without faults: each pipeline once, exact, and the figures.
 e2e-pipelines: install .venv-e2e/.installed

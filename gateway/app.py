@@ -102,6 +102,8 @@ class Gateway:
         self.trust = KvTrust(time.monotonic, self.metrics)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known, self._on_link)
         self.pools, self.links = self.topology.pools, self.topology.links
+        for name, model in self.served.items():
+            model.context.follow(partial(self.pools.context_lengths, name))
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
@@ -203,7 +205,7 @@ class Gateway:
 
     def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
-            served=list(self.served),
+            served=self.served,
             pools=self.pools,
             links=self.links,
             trust=self.trust,
@@ -224,6 +226,7 @@ class Gateway:
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
             write_timeout_s=self._settings.limits.write_timeout_s,
+            beside_bytes=self._settings.limits.max_beside_bytes,
         )
         state = ApiState(
             models=self.served,
@@ -235,6 +238,7 @@ class Gateway:
             limits=limits,
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
+            note_unread=self.metrics.count_unread,
         )
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 
@@ -260,9 +264,11 @@ class Gateway:
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
-        salts, kv_name = self.tenancy.access.salts, self.service.models[model].kv_name
+        facts, salts = self.service.models[model], self.tenancy.access.salts
         is_salted = salts.of_model(salts.of("any"), model) is not None
-        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s, is_salted)
+        return CanaryPath(
+            link, facts.kv_name, self._canary_rules.kv_first_chunk_s, is_salted, facts.kv_shape, facts.kv_groups
+        )
 
     def _on_link(self, source: str, dest: str) -> None:
         """Another link joins two regions."""

@@ -11,7 +11,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import uuid4
 
-from backends.types import LegRequest, Sampling, TransferRequest
+from backends.types import KvShape, LegRequest, Sampling, StoreSide, TransferRequest
+from gateway.fleet.kv_reading import LinkTerms
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance
 from gateway.text.model import ServedModel
@@ -40,6 +41,12 @@ class CanaryPath:
     kv_name: str
     first_chunk_s: float
     is_salted: bool = False
+    kv_shape: KvShape | None = None
+    kv_groups: tuple[int | None, ...] = (None,)
+
+    def terms(self, side: StoreSide) -> LinkTerms:
+        """What the link takes for granted of the KV in one of the stores."""
+        return self.link.terms(side, self.kv_name, self.kv_shape, len(self.kv_groups))
 
 
 class CanaryUnread(Exception):
@@ -158,6 +165,8 @@ async def _move(
         main=decode.spec.id,
         prefill_rank=_rank_of(prefill),
         main_rank=_rank_of(decode),
+        kv_shape=crossing.kv_shape,
+        kv_groups=crossing.kv_groups,
     )
     first_chunk = asyncio.timeout(crossing.first_chunk_s)
     try:

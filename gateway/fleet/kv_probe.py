@@ -40,6 +40,7 @@ class PairReading:
     prefill_id: str
     main_id: str
     terms: LinkTerms
+    main_terms: LinkTerms
     prefill: StoreReading | None = None
     main: StoreReading | None = None
     failure: str | None = None
@@ -47,11 +48,12 @@ class PairReading:
     def contradictions(self) -> list[str]:
         """Say what keeps KV from crossing, or from being used where it crossed."""
         found = []
-        for who, seen in ((self.prefill_id, self.prefill), (self.main_id, self.main)):
-            if seen is not None:
-                found += find_contradictions(who, seen, self.terms)
+        if self.prefill is not None:
+            found += find_contradictions(self.prefill_id, self.prefill, self.terms)
+        if self.main is not None:
+            found += find_contradictions(self.main_id, self.main, self.main_terms)
         if self.prefill is not None and self.main is not None:
-            found += find_differences(self.prefill_id, self.prefill, self.main_id, self.main)
+            found += find_differences(self.prefill_id, self.prefill, self.main_id, self.main, self.terms.heads)
         return found
 
     def lost_salts(self) -> list[str]:
@@ -65,19 +67,19 @@ async def read_pair(
     make_prompt: Callable[[], list[int]], prefill: Instance, main: Instance, crossing: CanaryPath
 ) -> PairReading:
     """Read both sides of a link. Raises BackendError or TimeoutError of the engines."""
-    path, terms = crossing.link.path, crossing.link.terms(crossing.kv_name)
-    ids = (prefill.spec.id, main.spec.id)
+    path, terms, main_terms = crossing.link.path, crossing.terms("source"), crossing.terms("dest")
+    known = (prefill.spec.id, main.spec.id, terms, main_terms)
     if not isinstance(path, ShowsKeys):
-        return PairReading(*ids, terms, failure="its path does not show what is in the stores")
+        return PairReading(*known, failure="its path does not show what is in the stores")
     try:
         stored, wanted = await asyncio.gather(
             _read_side(path, "source", prefill, make_prompt(), terms),
-            _read_side(path, "dest", main, make_prompt(), terms),
+            _read_side(path, "dest", main, make_prompt(), main_terms),
         )
     except _CannotLook as error:
         log.info("%s->%s: %s", crossing.link.source, crossing.link.dest, error)
-        return PairReading(*ids, terms, failure=str(error))
-    return PairReading(*ids, terms, stored, wanted)
+        return PairReading(*known, failure=str(error))
+    return PairReading(*known, stored, wanted)
 
 
 class _CannotLook(Exception):

@@ -14,7 +14,10 @@ SIZE_TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class LinkTerms:
-    """What a link takes for granted of the KV that it moves for one model."""
+    """What a link takes for granted of the KV that it moves for one model, in one of its stores.
+
+    ``heads``: KV heads over all ranks, None: not known. ``groups``: object groups of layers.
+    """
 
     dialect: str
     model: str
@@ -22,6 +25,8 @@ class LinkTerms:
     hash_seed: int | None
     dtype: str
     world_size: int
+    heads: int | None = None
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +46,15 @@ class StoreReading:
     chunk_bytes: int
     is_salted: bool
 
-    @property
-    def bytes_per_token(self) -> float | None:
-        """KV of one token; None: the size of a chunk in tokens is not known."""
-        return None if self.origin is None else self.chunk_bytes / self.origin.chunk_tokens
+    def bytes_of_token(self, heads: int | None = None) -> float | None:
+        """KV of one token; None: the size of a chunk in tokens is not known.
+
+        More ranks than heads have copies of heads, which count once where ``heads`` is known.
+        """
+        if self.origin is None:
+            return None
+        copies = 1.0 if heads is None else max(1.0, len(self.ranks) / heads)
+        return self.chunk_bytes / copies / self.origin.chunk_tokens
 
     def describe(self) -> str:
         """Tell it in one line."""
@@ -54,7 +64,7 @@ class StoreReading:
         if self.dialect == "lmcache":
             seed = ", hash seed unknown" if origin is None else f", hash seed {_spell_seed(origin.hash_seed)}"
         dtype = "" if self.dtype is None else f", dtype {self.dtype}"
-        each = self.bytes_per_token
+        each = self.bytes_of_token()
         size = f"{self.chunk_bytes} bytes a chunk" + ("" if each is None else f" ({each:g} a token)")
         return (
             f"dialect {self.dialect}{seed}, model name {self.model}, {chunks} tokens{dtype}, {size}, "
@@ -121,8 +131,10 @@ def find_contradictions(who: str, seen: StoreReading, terms: LinkTerms) -> list[
         found.append(f"{who} stores KV of {seen.world_size} ranks, the link says {terms.world_size} (world_size)")
     elif len(seen.ranks) != seen.world_size:
         found.append(f"{who} stores ranks {_spell(seen.ranks)} of {seen.world_size} only")
-    if seen.groups != (0,):
-        found.append(f"{who} stores object groups {_spell(seen.groups)}, the link moves group 0 only")
+    if seen.groups[-1] >= terms.groups:
+        found.append(
+            f"{who} stores object groups {_spell(seen.groups)}, the link moves {terms.groups} (separate_object_groups)"
+        )
     return found
 
 
@@ -144,9 +156,11 @@ def _contradict_hashes(who: str, seen: StoreReading, terms: LinkTerms) -> list[s
     return found
 
 
-def find_differences(prefill: str, stored: StoreReading, main: str, wanted: StoreReading) -> list[str]:
+def find_differences(
+    prefill: str, stored: StoreReading, main: str, wanted: StoreReading, heads: int | None
+) -> list[str]:
     """Say where KV of P is none for MD although both may have equal keys."""
-    one, other = stored.bytes_per_token, wanted.bytes_per_token
+    one, other = stored.bytes_of_token(heads), wanted.bytes_of_token(heads)
     if one is None or other is None or is_same_size(one, other):
         return []
     why = "their dtype (bf16 and fp8?), layers or ranks are not the same"

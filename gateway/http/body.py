@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
@@ -30,11 +30,16 @@ class ClientStalled(ClientDisconnected):
     """The client keeps the connection and does not read."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
-    """Return the whole body. Raises GatewayError 413 or 408, ClientGone."""
+async def read_body(
+    scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float, hold: Callable[[int], None]
+) -> bytes:
+    """Return the whole body; ``hold`` is told of its bytes as they come, and may refuse more of them.
+
+    Raises GatewayError 413 or 408, ClientDisconnected, and what ``hold`` raises.
+    """
     try:
         async with asyncio.timeout(timeout_s):
-            return await collect(receive, limit_bytes, declared_bytes(scope))
+            return await collect(receive, limit_bytes, declared_bytes(scope), hold)
     except TimeoutError as error:
         raise GatewayError(408, "The request body did not arrive in time.", headers={"connection": "close"}) from error
 
@@ -47,7 +52,7 @@ def declared_bytes(scope: Scope) -> int:
     return 0
 
 
-async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
+async def collect(receive: Receive, limit_bytes: int, declared: int, hold: Callable[[int], None]) -> bytes:
     """Put the body's pieces together, or read past them when they are too many."""
     pieces: list[bytes] = []
     taken = 0
@@ -63,6 +68,7 @@ async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
         if too_large:
             pieces.clear()
         elif piece:
+            hold(len(piece))
             pieces.append(piece)
         more = message.get("more_body", False) and taken <= DRAINED_LIMITS * limit_bytes
     if too_large:

@@ -95,7 +95,7 @@ SHAPES: Mapping[str, ShapeBody] = {
         "tools": [WEATHER],
     },
     "arguments_odd": {
-        "messages": [ASK, says("", tool_calls=[call("[]"), call("", 2), call({"city": "Brno"}, 3)]), result("?")],
+        "messages": [ASK, says("", tool_calls=[call("[]"), call("", 2), call("42", 3)]), result("?")],
         "tools": [WEATHER],
     },
     "reasoning": {

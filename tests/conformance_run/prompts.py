@@ -3,16 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.api.chat import check_messages
+from gateway.api.chat import check_messages, find_values
 from gateway.errors import GatewayError
 from gateway.text.template import ChatTemplate, TemplateRejected
 
 
 def render_here(template: ChatTemplate, body: Mapping[str, Any]) -> str | None:
     """Return the prompt's text; None: the request is refused."""
-    values = dict(body.get("chat_template_kwargs") or {})
-    if body.get("reasoning_effort") is not None:
-        values.setdefault("reasoning_effort", body["reasoning_effort"])
+    values = find_values(body.get("chat_template_kwargs"), body.get("reasoning_effort"))
     continued = bool(body.get("continue_final_message"))
     try:
         check_messages(body["messages"])

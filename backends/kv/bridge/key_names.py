@@ -12,7 +12,7 @@ COMMON_SEEDS: tuple[int | None, ...] = (None, 0, 1, 42)
 COMMON_CHUNKS = tuple(2**power for power in range(4, 14))
 
 _SERVER = re.compile(
-    r"(?P<model>[^@]+)@(?P<rank>[0-9a-f]{8})@(?P<group>\d{1,4})@(?P<digest>[0-9a-f]{64})(@(?P<salt>.+))?"
+    r"(?P<model>[^@]+)@(?P<rank>[0-9a-f]{8})@(?P<group>[0-9a-f]{1,4})@(?P<digest>[0-9a-f]{64})(@(?P<salt>.+))?"
 )
 _IN_PROCESS = re.compile(
     r"(?P<model>[^@]+)@(?P<world>\d{1,4})@(?P<rank>\d{1,4})@(?P<digest>-?[0-9a-f]{1,16})@(?P<dtype>[a-z0-9_]+?)"
@@ -51,7 +51,7 @@ def read_key(key: str) -> KeyName | None:
         packed = int(found["rank"], 16)
         world, rank = packed >> 24, packed >> 16 & 0xFF
         return KeyName(
-            "lmcache-mp", found["model"], world, rank, int(found["group"]), found["digest"], None, found["salt"]
+            "lmcache-mp", found["model"], world, rank, int(found["group"], 16), found["digest"], None, found["salt"]
         )
     found = _IN_PROCESS.fullmatch(key)
     if found is None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from backends.kv.bridge.pace import LinkPace, OrderMark
 from backends.kv.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection
 from backends.kv.bridge.schedule import TransferSchedule
-from backends.kv.bridge.stores import ChunkRefused, DestinationStore, SourceStore
+from backends.kv.bridge.stores import ChunkRefused, DestinationStore, Shard, SourceStore, make_shards
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import BridgeCounts, BridgeLimits, ChunkFetch, ChunkId, TransferStanding
 from backends.types import StoreSide, TransferPriority
@@ -238,11 +238,13 @@ class Mover:
         self.pace.delivered(mark, self._loop.time())
         self.schedule.received(fetch)
         self._pump()
-        await self._write(fetch, *found)
+        await self._write(fetch, found)
 
-    async def _write(self, fetch: ChunkFetch, guard: bytes, value: bytes | bytearray | memoryview) -> None:
+    async def _write(self, fetch: ChunkFetch, shards: list[Shard]) -> None:
         try:
-            await self.destination.put(fetch.chunk, guard, value)
+            if fetch.chunk.made is not None:
+                shards = await asyncio.to_thread(make_shards, fetch.chunk.made, shards)
+            await self.destination.put(fetch.chunk, shards)
         except ChunkRefused as error:
             self._refuse(fetch.chunk, str(error))
             return
@@ -297,7 +299,7 @@ class Mover:
             else:
                 self._chunk_bytes = size
                 self.schedule.seen(chunk, size)
-                self._tell_seen(chunk, size)
+                self._tell_seen(chunk, size // len(chunk.read_keys))
         self._pump()
 
     def _tell_seen(self, chunk: ChunkId, size_bytes: int) -> None:

@@ -15,14 +15,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from backends.kv.bridge.keys import DIALECTS, KeyRequest, KeysRefused
+from backends.kv.bridge.keys import KeysRefused
 from backends.kv.bridge.look import CannotLook, find_keys
 from backends.kv.bridge.metrics import BridgeMetrics
 from backends.kv.bridge.mover import Mover, TooManyTransfers, TransferExists
+from backends.kv.bridge.orders import find_chunks
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import (
     MAX_BODY_BYTES,
-    ChunkId,
     KeySearch,
     TransferChange,
     TransferItem,
@@ -137,7 +137,7 @@ class _Transfers:
     async def _open(self, receive: Receive) -> BridgeTransfer | Response:
         try:
             wanted = _OPEN_TRANSFER.decode(await _read_body(receive))
-            chunks = _chunks(wanted)
+            chunks = find_chunks(wanted)
         except _BodyTooLarge:
             return _too_large()
         except (msgspec.DecodeError, KeysRefused) as error:
@@ -178,24 +178,6 @@ async def _read_body(receive: Receive) -> bytes:
         if len(body) > MAX_BODY_BYTES:
             raise _BodyTooLarge
     return bytes(body)
-
-
-def _chunks(wanted: TransferOrder) -> list[ChunkId]:
-    """Chunks that a request means. Raises KeysRefused."""
-    if (wanted.token_ids is None) == (wanted.keys is None):
-        raise KeysRefused("give either token_ids or keys")
-    if wanted.keys is not None:
-        return [ChunkId(wanted.dialect, key) for key in wanted.keys]
-    request = KeyRequest(
-        model=wanted.model,
-        token_ids=wanted.token_ids or [],
-        chunk_tokens=wanted.chunk_tokens,
-        salt=wanted.salt,
-        dtype=wanted.dtype,
-        world_size=wanted.world_size,
-        hash_seed=wanted.hash_seed,
-    )
-    return [ChunkId(wanted.dialect, key) for key in DIALECTS[wanted.dialect].chunk_keys(request)]
 
 
 def _line(transfer: BridgeTransfer) -> TransferLine:
