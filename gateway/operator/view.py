@@ -1,7 +1,7 @@
 """What the operator's page shows of one gateway process: sections of named things, as JSON values, without any text."""
 
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,6 @@ from gateway.limits.usage import HOUR_S, Use, read_usage
 from gateway.redis.client import AWAY, RedisClient
 from gateway.relay.router import Router
 from gateway.status import Status
-from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
 from policies.explain import REASONS
 from policies.valley import find_valleys
@@ -25,6 +24,8 @@ State = dict[str, Section]
 
 MOST_REQUESTS = 200
 POINTS = 60
+LEVEL_EVERY, MOST_LEVELS = 30, 120
+"""Points between two looks at how level the caches are, and how many of those are kept: an hour's."""
 USAGE_AGE_S = 10.0
 USAGE_HOURS = 24
 MOST_TENANTS = 100
@@ -32,44 +33,35 @@ TYPICAL_PROMPT_TOKENS = 8192
 """Whose crossing is estimated for each link."""
 
 
+TOKENS = {"tokens:P": "p_tokens", "tokens:RLD": "rld_tokens", "tokens:MD": "md_tokens", "tokens:other": "other_tokens"}
+
+
 @dataclass(slots=True)
 class Rates:
-    """The last minute of what counts up, a point a second: tokens by role, requests, and bytes by link."""
+    """The last minute, a point a second: what was used, bytes by link, and the instances' load."""
 
-    metrics: Metrics
     points: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=POINTS))
     taken: int = 0
     """Points so far."""
     _last: dict[str, float] = field(default_factory=dict)
     _last_s: float | None = None
 
-    def sample(self, now_s: float, links: Iterable[Link], instances: Iterable[Instance]) -> None:
-        """Add a point."""
-        totals: dict[str, float] = {
-            f"tokens:{role}": count for role, count in _sum(self.metrics.tokens, "role").items()
-        }
-        totals["requests"] = sum(_sum(self.metrics.requests, "plan").values())
+    def sample(self, now_s: float, use: Use, links: Iterable[Link], instances: Iterable[Instance]) -> None:
+        """Add a point; the first call only begins."""
+        totals: dict[str, float] = {name: getattr(use, one) for name, one in TOKENS.items()}
+        totals |= {name: getattr(use, name) for name in ("requests", "slo_met", "slo_missed")}
         for link in links:
             if link.state is not None:
                 totals[f"wan:{name_link(link.route)}"] = float(link.state.wan_bytes_total)
         if self._last_s is not None and now_s > self._last_s:
-            span_s = now_s - self._last_s
+            span_s, last = now_s - self._last_s, self._last
             point: dict[str, float] = {
-                name: round(max(0.0, total - self._last.get(name, total)) / span_s, 2) for name, total in totals.items()
+                name: round(max(0.0, total - last.get(name, total)) / span_s, 2) for name, total in totals.items()
             }
             point |= {f"load:{one.spec.id}": round(_load(one), 3) for one in instances}
             self.points.append(point)
             self.taken += 1
         self._last, self._last_s = totals, now_s
-
-
-def _sum(counter: Any, label: str) -> dict[str, float]:
-    found: defaultdict[str, float] = defaultdict(float)
-    for family in counter.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_total"):
-                found[sample.labels[label]] += sample.value
-    return found
 
 
 class OperatorView:
@@ -91,14 +83,18 @@ class OperatorView:
         self._clock = clock
         self._wall = wall
         self._offset_s = wall() - clock()
-        self.rates = Rates(status.metrics)
+        self.rates = Rates()
+        self._levels: dict[str, deque[tuple[float, float, float]]] = {}
         self._usage: dict[str, Any] = {}
         self._usage_s: float | None = None
         self._processes: dict[str, Any] = {}
 
     async def sample(self) -> None:
         """Add a point to the rates; to be called once a second."""
-        self.rates.sample(self._clock(), self._links(), self._router.pools.instances)
+        self.rates.sample(self._clock(), self._status.tenancy.usage.total, self._links(), self._router.pools.instances)
+        if self.rates.taken % LEVEL_EVERY == 1:
+            for name in self._status.served:
+                self._note_level(name)
 
     async def refresh(self) -> None:
         """Read again, now and then, what only Redis knows: other processes, and what tenants have used."""
@@ -130,6 +126,13 @@ class OperatorView:
             "requests": {one.request_id: self._request(one) for one in timelines},
             "usage": self._usage,
         }
+
+    def _note_level(self, model: str) -> None:
+        seen = self._router.learning.alignment(model)
+        if seen.prompt_tokens > 0:
+            level = (seen.prefill_hit_tokens / seen.prompt_tokens, seen.main_hit_tokens / seen.prompt_tokens)
+            levels = self._levels.setdefault(model, deque(maxlen=MOST_LEVELS))
+            levels.append((round(self._wall()), round(level[0], 4), round(level[1], 4)))
 
     def _gateway(self) -> dict[str, Any]:
         status = self._status
@@ -195,6 +198,7 @@ class OperatorView:
         return {
             "prefill_hit": round(seen.prefill_hit_tokens / prompt, 4),
             "main_hit": round(seen.main_hit_tokens / prompt, 4),
+            "history": list(self._levels.get(name, ())),
             "gap": round(seen.gap, 4),
             "gap_bound": rules.alignment.bound if rules else None,
             "singular_used": round(use.used, 2),
