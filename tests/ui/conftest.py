@@ -32,7 +32,7 @@ class Sites:
     second: Regions
 
 
-@dataclass(slots=True)
+@dataclass
 class Seen:
     """A page, and what it must not have done."""
 
@@ -44,7 +44,7 @@ class Seen:
     def note_message(self, message: ConsoleMessage) -> None:
         """Keep errors and warnings of the page."""
         if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
+            self.complaints.append(f"{message.text} ({message.location.get('url')})")
 
     def note_request(self, request: Request) -> None:
         """Keep whom the page asks."""

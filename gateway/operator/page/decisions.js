@@ -1,5 +1,5 @@
 // Why a request gets its plan; how level the caches are; where each prefill curve has valleys.
-import { ask, bytes, count, h, percent, seconds, setText } from "./dom.js";
+import { ask, bytes, count, h, percent, plain, seconds, setText } from "./dom.js";
 import { plot } from "./charts.js";
 import { store } from "./store.js";
 
@@ -72,7 +72,7 @@ function describe(told) {
   ];
   if (facts.unsplittable) pairs.push(["one engine", `must answer: ${facts.unsplittable.replaceAll("_", " ")}`]);
   return [
-    h("h2", {}, `${plan.kind}: ${path}`), h("p", {}, told.why),
+    h("h2", {}, `${plan.kind}: ${path}`), h("p", {}, plain(told.why)),
     h("dl", { class: "pairs small" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     ...scores.map((score) => roleTable(score, facts.hits)),
   ];

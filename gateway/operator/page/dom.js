@@ -65,6 +65,7 @@ export function seconds(value) {
   return `${Math.round(value / 60)} min`;
 }
 
+export const plain = (text) => (text ?? "").replaceAll("`", "");
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`);
 export const count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
 export const clock = (atS) => new Date(atS * 1000).toLocaleTimeString("en-GB");

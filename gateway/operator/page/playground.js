@@ -20,7 +20,7 @@ export function filler(words, seed) {
 export function mount(root) {
   const model = h("select", {}), key = h("input", { type: "password", autocomplete: "off", placeholder: "only where keys are on" });
   const prompt = h("textarea", { rows: "3" }, "Tell me about the fox.");
-  const words = h("input", { type: "number", min: "0", max: "200000", step: "500", value: "3000" });
+  const words = h("input", { type: "number", min: "0", max: "200000", step: "1", value: "3000" });
   const most = h("input", { type: "number", min: "1", max: "100000", value: "300" });
   const plan = h("select", {}, Object.entries(PLANS).map(([value, label]) => h("option", { value }, label)));
   const compare = h("input", { type: "checkbox" });

@@ -1,5 +1,5 @@
 // Running and recent requests, and one of them on a time axis.
-import { ask, bytes, clock, count, h, keyed, seconds, setText, tokenSplit } from "./dom.js";
+import { ask, bytes, clock, count, h, keyed, plain, seconds, setText, tokenSplit } from "./dom.js";
 import { timeline } from "./charts.js";
 import { store } from "./store.js";
 
@@ -83,7 +83,7 @@ function updateRow(row, one, shown) {
   if (row.dataset.stamp === stamp) return;
   row.dataset.stamp = stamp;
   const cells = row.children;
-  cells[3].replaceChildren(h("strong", {}, one.plan ?? "–"), h("br"), h("span", { class: "soft small" }, one.why ?? one.reason ?? ""));
+  cells[3].replaceChildren(h("strong", {}, one.plan ?? "–"), h("br"), h("span", { class: "soft small" }, plain(one.why ?? one.reason)));
   const total = Object.values(one.tokens ?? {}).reduce((sum, value) => sum + value, 0);
   cells[4].replaceChildren(tokenSplit(one.tokens), h("span", { class: "soft small" }, one.tokens ? count(total) : ""));
   setText(cells[5], seconds(one.ttft_s));
@@ -103,7 +103,7 @@ async function drawDetail(root, id, one) {
   const answers = told.choices ?? [told];
   root.replaceChildren(
     h("div", { class: "row apart" }, h("h2", {}, `Request ${id}`), h("a", { href: "#requests" }, "Close")),
-    h("p", {}, one?.why ?? "", " ", one?.has_decision ? h("a", { href: `#decisions/${encodeURIComponent(id)}` }, "Why this plan?") : null),
+    h("p", {}, plain(one?.why), " ", one?.has_decision ? h("a", { href: `#decisions/${encodeURIComponent(id)}` }, "Why this plan?") : null),
     ...answers.flatMap((answer) => [timeline(answer.events), eventList(answer)]));
 }
 
