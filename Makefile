@@ -9,7 +9,7 @@ COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.s
 QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test quick check fast slow ui-test screens e2e e2e-pipelines e2e-nixl bench trace clean
+.PHONY: install demo test quick check fast slow ui-test screens e2e e2e-pipelines e2e-nixl bench trace conformance clean
 
 install: .venv/.installed
 
@@ -61,8 +61,9 @@ slow: install
 	$(BIN)/pytest $(SLOW) tests/integration tests/ui
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
+# Twice the time that it takes on two idle cores: others may be at work.
 e2e: install .venv-e2e/.installed
-	timeout --kill-after=10 1020 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=960 tests/e2e
+	timeout --kill-after=10 2400 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=2340 tests/e2e
 
 # The part of it without faults: each pipeline once, exact, and the figures.
 e2e-pipelines: install .venv-e2e/.installed
@@ -78,6 +79,11 @@ e2e-nixl: install .venv-e2e/.installed
 
 bench: install
 	$(BIN)/python -m tests.bench
+
+# How this gateway reads and writes beside others, as figures; CONFORMANCE_JSON=FILE writes them, CONFORMANCE_WHEELS=FOLDER
+# keeps what it downloads. A part that cannot run says why.
+conformance: install
+	$(BIN)/python -m tests.conformance_run
 
 # What one request and one token call on their way through the gateway; TRACE_JSON=FILE writes the figures.
 trace: install

@@ -3,15 +3,17 @@
 Every implementation of ``Engine`` must pass ``tests/conformance/engine_suite.py``.
 """
 
-from collections.abc import AsyncGenerator
-from typing import Protocol
+from collections.abc import AsyncGenerator, Sequence
+from typing import Protocol, runtime_checkable
 
 from backends.types import (
     Capabilities,
     EngineLoad,
+    FoundKey,
     LegChunk,
     LegRequest,
     PathTraits,
+    StoreSide,
     TransferPriority,
     TransferProgress,
     TransferRequest,
@@ -79,4 +81,13 @@ class KvPath(Protocol):
 
     async def aclose(self) -> None:
         """Release pooled connections."""
+        ...
+
+
+@runtime_checkable
+class ShowsKeys(Protocol):
+    """What a ``KvPath`` may offer besides: a look at how keys in its two stores are spelled."""
+
+    async def find_keys(self, side: StoreSide, markers: Sequence[str]) -> list[FoundKey]:
+        """Keys of a store that have one of ``markers`` in their name. Raises EngineUnavailable or EngineBroken."""
         ...

@@ -107,6 +107,8 @@ class Gateway:
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
         self.pools, self.links = self.topology.pools, self.topology.links
+        for name, model in self.served.items():
+            model.context.follow(partial(self.pools.context_lengths, name))
         self.trust = KvTrust(time.monotonic, self.metrics)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
@@ -214,7 +216,7 @@ class Gateway:
 
     def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
-            served=list(self.served),
+            served=self.served,
             pools=self.pools,
             links=self.links,
             trust=self.trust,
@@ -245,6 +247,7 @@ class Gateway:
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
             write_timeout_s=self._settings.limits.write_timeout_s,
+            beside_bytes=self._settings.limits.max_beside_bytes,
         )
         state = ApiState(
             models=self.served,
@@ -256,6 +259,7 @@ class Gateway:
             limits=limits,
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
+            note_unread=self.metrics.count_unread,
         )
         return build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
 
@@ -281,8 +285,8 @@ class Gateway:
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
-        kv_name = self.service.models[model].kv_name
-        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+        facts = self.service.models[model]
+        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape, facts.kv_groups)
 
     @property
     def _canary_rules(self) -> RelayRules:

@@ -76,6 +76,11 @@ def bad_field(param: str | None, message: str, code: str | None = None) -> Gatew
     return GatewayError(400, message, code=code, param=param)
 
 
+def failed() -> GatewayError:
+    """Return what a client is told of a fault of ours; the server logs it."""
+    return GatewayError(500, "The gateway failed to handle this request.")
+
+
 def encode_error(error: GatewayError) -> bytes:
     """Return the JSON body, which is also the data of an SSE error event."""
     kind = ERROR_TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")

@@ -13,6 +13,7 @@ from gateway.config.live import LiveDocuments
 from gateway.config.settings import AuthSettings, Settings
 from gateway.index.shared import RedisIndex
 from gateway.limits.admission import AdmissionControl
+from gateway.limits.bodies import Bodies
 from gateway.limits.queues import AdmissionQueues
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter
@@ -59,7 +60,9 @@ class Tenancy:
             identify=self._make_identify(settings.auth),
             rules_of=rules_of,
             salts=Salts(secret, find_adapters(settings.models)),
-            admission=AdmissionControl(self.limits, self.queues, self.usage, metrics),
+            admission=AdmissionControl(
+                self.limits, self.queues, self.usage, metrics, bodies=Bodies(settings.limits.max_bodies_bytes)
+            ),
             shows_plans=self.book is None,
         )
 

@@ -9,7 +9,7 @@ from policies.plans import Decision, Plan
 
 
 def explain_plan(plan: Plan) -> dict[str, Any]:
-    """Say which instances a plan uses: ``kind``, ``prefill``, ``relay``, ``main``, ``link`` and ``classic``."""
+    """Say which instances a plan uses: ``kind``, ``prefill``, ``relay``, ``main``, ``link``, ``classic``, ``fused``."""
     return {
         "kind": plan.kind,
         "prefill": plan.prefill,
@@ -17,6 +17,7 @@ def explain_plan(plan: Plan) -> dict[str, Any]:
         "main": plan.main,
         "link": None if plan.link is None else list(plan.link),
         "classic": plan.classic,
+        "fused": plan.fused,
     }
 
 
@@ -66,6 +67,7 @@ REASONS: Mapping[str, str] = {
     # relay
     "wan_slow": "The KV that MD lacks takes longer than `direct_wan_bound_s`.",
     "relay_only": "`pipelines` has no `direct`.",
+    "fused": "A relay in which P itself writes on in RLD's place, as `relay.fused` lets it.",
     "singular_misaligned": "It would be singular, but MD's caches have fallen behind P's (`alignment`).",
     "singular_budget_spent": "It would be singular, but `singular.budget` is used up.",
     "main_down": "No MD is up: RLD writes until one is.",

@@ -1,12 +1,13 @@
 """When MD takes over from RLD, all at once or step by step, and how long its first token is waited for.
 
-One-shot hands every pending token over in one extend: RLD is free soonest, and the client waits for that extend.
+RLD is stopped for no MD that is cold: whatever the mode, MD's first extend of an answer is a warm leg. KV in the store
+of MD's region is not in MD yet, and to load it, or to compute the prompt where it will not come, takes MD long; after
+MD was lost, another one has to show that it answers. RLD writes on meanwhile.
+
+One-shot hands every pending token over in that leg, and what RLD made since in the final: RLD is free soonest.
 Catch-up extends in rounds. RLD writes on during each, so a round leaves as many tokens as RLD makes in one extend, and
 the client waits only for the last, small one. Catch-up ends: a round that does not shrink what is pending is the last,
 and so is round ``max_rounds``.
-
-After MD was lost, whatever the mode, the next one has to answer an extend before RLD is stopped for it. So it has where
-the prompt's KV will not come, as MD then computes the prompt.
 
 An MD that says nothing costs the client what it waits, so the wait for an extend's first token follows from what MD has
 to do. It is many times that, as an engine that is only slow must not be robbed of what it has begun.
@@ -31,11 +32,9 @@ class Handoff:
     rounds: int
     """Extends done so far."""
     previous_pending_tokens: int | None = None
-    """``pending_tokens`` when the last round was decided; None before the first."""
-    main_lost: bool = False
-    """MD was lost during or after a hand-off of this answer, and none has answered since."""
-    kv_hopeless: bool = False
-    """The prompt's KV will not come: MD computes it in the first extend."""
+    """``pending_tokens`` when the last round was decided; None before the first. A warm leg's length is no measure."""
+    main_cold: bool = False
+    """No MD has answered an extend of this answer, or none has since one was lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +58,37 @@ HandoffStep = FinalNow | ExtendBatch
 def choose_step(
     handoff: Handoff, relay_load: float, extend_tokens_per_s: float | None, rules: HandoffRules
 ) -> HandoffStep:
-    """Choose the next step of a hand-off. Called when the KV is ready and after each extend.
+    """Choose the next step of a hand-off. Called when the KV is ready, or is given up, and after each extend.
 
     ``relay_load``: of the RLD instance, as ``InstanceView.load``. ``extend_tokens_per_s``: MD's; None: not measured.
     """
     pending_tokens, previous_tokens = handoff.pending_tokens, handoff.previous_pending_tokens
-    if handoff.main_lost:
-        return ExtendBatch(max(1, pending_tokens), "main_lost")
-    if handoff.kv_hopeless and not handoff.rounds:
-        return ExtendBatch(max(1, pending_tokens), "kv_hopeless")
-    if rules.mode == "one_shot":
-        return FinalNow("one_shot")
-    if rules.mode == "auto" and relay_load >= rules.relay_load_high:
-        return FinalNow("relay_busy")
+    reason = _skip_reason(relay_load, rules)
+    if handoff.main_cold:
+        tokens = pending_tokens if reason else _batch(handoff, rules)
+        return ExtendBatch(max(1, tokens), "main_cold")
+    if reason:
+        return FinalNow(reason)
     if pending_tokens <= _free_tokens(extend_tokens_per_s, rules):
         return FinalNow("small_rest")
     if handoff.rounds >= rules.max_rounds:
         return FinalNow("rounds_spent")
     if previous_tokens is not None and pending_tokens >= previous_tokens:
         return FinalNow("relay_outruns")
-    rounds_left = rules.max_rounds - handoff.rounds
-    share = -(-pending_tokens // rounds_left)
-    return ExtendBatch(min(pending_tokens, max(rules.batch_tokens, share)), "catch_up")
+    return ExtendBatch(_batch(handoff, rules), "catch_up")
+
+
+def _skip_reason(relay_load: float, rules: HandoffRules) -> str | None:
+    """Say why there shall be no catch-up rounds; None: there may be."""
+    if rules.mode == "one_shot":
+        return "one_shot"
+    return "relay_busy" if rules.mode == "auto" and relay_load >= rules.relay_load_high else None
+
+
+def _batch(handoff: Handoff, rules: HandoffRules) -> int:
+    rounds_left = max(1, rules.max_rounds - handoff.rounds)
+    share = -(-handoff.pending_tokens // rounds_left)
+    return min(handoff.pending_tokens, max(rules.batch_tokens, share))
 
 
 def _free_tokens(extend_tokens_per_s: float | None, rules: HandoffRules) -> float:

@@ -8,6 +8,7 @@ tenant is pinned to regions without any MD, an RLD there takes MD's place.
 from collections.abc import Sequence
 
 from policies.eligibility import OWN_ANSWER
+from policies.fused import may_fuse
 from policies.placement import (
     Case,
     Site,
@@ -67,15 +68,19 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     reason = _direct_reason(estimate, rules)
     if reason is not None:
         return direct(reason)
+    fused = may_fuse(prefill, link, rules)
     relays = find_relays(case, prefill)
     if not relays:
+        if fused:
+            return case.decide(Relay(prefill.id, None, main.id, "fused", route, fused=True), estimate)
         return direct(_relay_shortage(case))
     relay = case.choose(Role.RLD, relays, rules.placement.relay)
     refused = _refuse_singular(case, estimate, prefill, relay, main, link)
     if refused is None:
         return case.decide(Singular(prefill.id, relay.id, "singular"), estimate)
-    reason = "wan_slow" if "direct" in rules.pipelines else "relay_only"
-    return case.decide(Relay(prefill.id, relay.id, main.id, LOUD_REFUSALS.get(refused, reason), route), estimate)
+    slow = "wan_slow" if "direct" in rules.pipelines else "relay_only"
+    reason = LOUD_REFUSALS.get(refused, "fused" if fused else slow)
+    return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, fused=fused), estimate)
 
 
 def _direct_reason(estimate: Estimate, rules: Rules) -> str | None:

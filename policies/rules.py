@@ -34,8 +34,9 @@ class HandoffRules(Section, frozen=True):
     mode: Annotated[
         Literal["auto", "one_shot", "catch_up"],
         Meta(
-            description="auto: one_shot while RLD is busy, else catch_up. The other two always do what they say, but "
-            "after MD was lost RLD goes on until an MD has answered an extend."
+            description="auto: one_shot while RLD is busy, else catch_up. In every mode RLD goes on until an MD has "
+            "answered an extend, and so has the prompt's KV in its memory; one_shot hands all pending tokens over in "
+            "it, and the rest in the final."
         ),
     ] = "auto"
     threshold_tokens: Annotated[
@@ -51,7 +52,12 @@ class HandoffRules(Section, frozen=True):
         int, Meta(ge=1, le=1_000_000, description="Most tokens of one catch-up extend, unless rounds run out first.")
     ] = 512
     max_rounds: Annotated[
-        int, Meta(ge=1, le=100, description="Catch-up extends of one hand-off before the final is sent anyway.")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="Extends of one hand-off, the first one included, before the final is sent anyway.",
+        ),
     ] = 8
     relay_load_high: Annotated[
         float,
@@ -115,6 +121,23 @@ class RelayRules(Section, frozen=True):
         float,
         Meta(gt=0, le=100, description="RLD instances with at least this load take no new request: it goes direct."),
     ] = 1.0
+    fused: Annotated[
+        Literal["auto", "never", "always"],
+        Meta(
+            description="P itself writes on in RLD's place while the KV crosses: its next token is there sooner, as no "
+            "KV moves to an RLD, but it stutters while P computes other prompts. auto: where P has room; always: "
+            "however busy it is. RLDs stand by for a P that fails, or gets busy in auto mode; it works without any."
+        ),
+    ] = "never"
+    fused_running_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="In auto mode P goes on where fewer requests than this run or wait in it, and RLD takes over "
+            "from one with more than twice as many.",
+        ),
+    ] = 4
     first_token_timeout_s: Annotated[Seconds, Meta(description="Wait for a leg's first token.")] = 600.0
     extend_timeout_s: Annotated[
         Seconds,

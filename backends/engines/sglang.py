@@ -102,7 +102,7 @@ class SglangEngine:
         try:
             models = msgspec.json.decode(await self._get("/v1/models"), type=_Models).data
             info = msgspec.json.decode(await self._get("/get_server_info"), type=_ServerInfo)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise EngineBroken("/v1/models and /get_server_info are not SGLang's") from None
         mode = info.disaggregation_mode or "null"
         expected = "decode" if self._prefill_origin is not None else "null"

@@ -205,7 +205,7 @@ def parse_event(event: bytes, *, is_first: bool) -> _Event:
     """Decode one event. Raises EngineBroken, or the failure that it tells; ``is_first``: in place of an answer."""
     try:
         found = _decode_event(event)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EngineBroken(f"an event is not one of /generate ({type(error).__name__})") from None
     if found.error is not None:
         raise _failure(found.error, is_first)

@@ -82,7 +82,7 @@ class VllmEngine:
         await self._get("/health")
         try:
             models = msgspec.json.decode(await self._get("/v1/models"), type=_Models).data
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             raise EngineBroken("/v1/models does not list models") from None
         metrics = ""
         with contextlib.suppress(EngineBroken):
@@ -139,7 +139,7 @@ class VllmEngine:
         """
         try:
             ranks = msgspec.json.decode(await self._get("/kv_event_sources"), type=dict[int, _EventConfig])
-        except (EngineBroken, EngineUnavailable, msgspec.DecodeError):
+        except (EngineBroken, EngineUnavailable, msgspec.DecodeError, RecursionError):
             return {}
         return {
             rank: (self._reachable(found.endpoint), found.replay_endpoint and self._reachable(found.replay_endpoint))

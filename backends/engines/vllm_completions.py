@@ -142,7 +142,7 @@ class CompletionDecoder:
             return self._end()
         try:
             chunk = _decode_chunk(event)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             chunk = parse_odd_chunk(event)
         if chunk.error is not None or (chunk.message is not None and chunk.choices is None):
             raise self._failure(chunk.error if chunk.error is not None else msgspec.structs.asdict(chunk))

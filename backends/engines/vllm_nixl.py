@@ -74,7 +74,7 @@ def decode_lending(body: bytes) -> LegChunk:
     try:
         whole = msgspec.json.decode(body, type=_Whole)
         choice = whole.choices[0]
-    except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+    except (msgspec.DecodeError, UnicodeDecodeError, IndexError, RecursionError):
         raise EngineBroken("the answer is not a completion") from None
     finish = _FINISHES.get(choice.finish_reason)
     if finish is None:

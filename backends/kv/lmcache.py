@@ -64,5 +64,5 @@ class CacheServer:
 def _decode(text: bytes, path: str, answer: type[_Answer]) -> _Answer:
     try:
         return msgspec.json.decode(text, type=answer)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise EngineBroken(f"the LMCache server's answer to {path} is malformed") from None

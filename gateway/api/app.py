@@ -1,7 +1,7 @@
 """The gateway's routes. The streaming endpoints are bare ASGI callables: middleware that wraps responses hides
 disconnects and costs more than the rest of a chunk's way."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -41,11 +41,14 @@ class ApiState:
     """Serves the models of upstreams; None: there are none."""
     overflow: OverflowAnswers | None = None
     """Lets external providers answer chats; None: there are none."""
+    note_unread: Callable[[str], object] = str
+    """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
-    models = Models(state.models, state.created, state.passing.models if state.passing else tuple)
+    passed = state.passing.models if state.passing else tuple
+    models = Models(state.models, state.created, passed, state.note_unread)
 
     def endpoint(path: str, prepare: Prepare, form: AnswerFormat, overflow: OverflowAnswers | None = None) -> Route:
         served = GenerationEndpoint(

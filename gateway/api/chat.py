@@ -1,7 +1,8 @@
 """``POST /v1/chat/completions``: messages to a prepared request."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
 from gateway.api.fields import MOST_LOGPROBS, read_fields
 from gateway.api.models import Models
@@ -9,14 +10,14 @@ from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt
 from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
-from gateway.text.message import MessageReader
+from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
 from gateway.text.model import ServedModel
-from gateway.text.reasoning import OPENING, ReasoningReader
-from gateway.text.template import TEXT_PARTS, TemplateRejected
-from gateway.text.tools import ToolReader
+from gateway.text.parsers.output import PartsWanted
+from gateway.text.parsers.reader import MessageReader
+from gateway.text.template import TemplateRejected
 
-REASONING_TAIL_TOKENS = 16
-"""Enough of a prompt's end to see whether its template opens the reasoning."""
+OPENING_TOKENS = 1024
+"""How far back a prompt is looked at for where its last turn begins."""
 
 
 async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
@@ -28,9 +29,7 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     template = model.template
     if template is None:
         raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
-    values = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        values.setdefault("reasoning_effort", fields.reasoning_effort)
+    values = find_values(fields.chat_template_kwargs, fields.reasoning_effort)
 
     def render() -> str:
         return template.render(
@@ -40,6 +39,7 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
             add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
             continue_final_message=bool(fields.continue_final_message),
             values=values,
+            on_unread=partial(models.note_unread, model.name),
         )
 
     special = bool(fields.add_special_tokens)
@@ -61,19 +61,35 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     return prepare_request(fields, rest, prompted, model, caller)
 
 
+def find_values(values: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
+    """Return the values that a template gets: the client's, and what its effort says in names that templates know."""
+    if effort is None:
+        return values or {}
+    return {"enable_thinking": effort != "none", **(values or {}), "reasoning_effort": effort}
+
+
 def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -> Callable[[], MessageReader] | None:
     """Return what makes the readers of the answer's parts; None where the answer is content alone."""
-    reads_tools = model.reads_tools and bool(fields.tools) and fields.tool_choice != "none"
-    if not model.reads_reasoning and not reads_tools:
-        return None
-    tail = model.tokenizer.decode(list(prompt[-REASONING_TAIL_TOKENS:]), skip_special_tokens=False)
-    begins_inside = tail.rstrip().endswith(OPENING)
+    tools = (fields.tools or None) if fields.tool_choice != "none" else None
+    opening = find_opening(model, prompt)
+    wanted = PartsWanted(fields.include_reasoning is not False, fields.parallel_tool_calls is not False)
 
-    def make_reader() -> MessageReader:
-        reasoning = ReasoningReader(begins_inside=begins_inside) if model.reads_reasoning else None
-        return MessageReader(reasoning, ToolReader() if reads_tools else None)
+    def make_reader() -> MessageReader | None:
+        return model.parsers.make_reader(opening, tools, wanted)
 
-    return make_reader
+    return None if make_reader() is None else cast("Callable[[], MessageReader]", make_reader)
+
+
+def find_opening(model: ServedModel, prompt: Sequence[int]) -> str:
+    """Return the prompt's last words, from its last turn on: what begins the answer."""
+    vocabulary, parsers = model.vocabulary, model.parsers
+    start = len(prompt)
+    while start > max(0, len(prompt) - OPENING_TOKENS):
+        start -= 1
+        token_id = prompt[start]
+        if token_id in vocabulary.special and vocabulary.added[token_id] not in parsers.shown:
+            break
+    return model.tokenizer.decode(list(prompt[start:]), skip_special_tokens=False)
 
 
 def check_options(fields: ChatFields) -> None:
@@ -104,6 +120,11 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
             raise bad_field(f"{path}.tool_calls", "tool_calls must be a list of objects.", "invalid_type")
 
 
+def find_text(part: Mapping[str, Any]) -> Any:
+    """Return what a part says."""
+    return part.get("name" if part["type"] == "tool_reference" else "text", part.get("refusal"))
+
+
 def check_content(content: Any, path: str) -> None:
     """Check one content: null, text, or parts of text."""
     if content is None or isinstance(content, str):
@@ -120,5 +141,5 @@ def check_content(content: Any, path: str) -> None:
             raise bad_field(
                 f"{place}.type", f"Content of type {part['type'][:40]!r} is not supported.", "unsupported_content"
             )
-        if not isinstance(part.get("text", part.get("refusal")), str):
+        if part["type"] not in THOUGHT_PARTS and not isinstance(find_text(part), str):
             raise bad_field(f"{place}.text", "A text part needs its text.", "invalid_type")

@@ -26,8 +26,8 @@ from gateway.api.wire import (
 from gateway.errors import GatewayError
 from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.detokenise import OutputText, TextOptions
-from gateway.text.message import MessageReader, Parts
-from gateway.text.tools import CallDelta
+from gateway.text.parsers.output import CallDelta, Parts
+from gateway.text.parsers.reader import MessageReader
 from gateway.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0

@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from backends.engines.external import ExternalUsage
 from gateway import errors
 from gateway.api.choices import AnswerFormat, Choice, count_cached
-from gateway.api.fields import without_internal
+from gateway.api.fields import check_beside, without_internal
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import AnswerBroken, Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
@@ -30,6 +30,7 @@ from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, par
 from gateway.http.client import Client, Clients, ShuttingDown
 from gateway.http.edge import cut_connection
 from gateway.limits.admission import RANKS, Admission, AdmissionControl
+from gateway.limits.bodies import HeldBytes
 from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
 from policies.rules import BadRules, Rules, ask_plan
@@ -65,6 +66,8 @@ class RequestLimits:
     body_timeout_s: float = 120.0
     write_timeout_s: float = 60.0
     """A client that takes no bytes for so long is given up."""
+    beside_bytes: int = 64 << 10
+    """See ``check_beside``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ class ReceivedRequest:
     body: bytes
     client: Client
     reply: ErrorReply
+    held: HeldBytes
+    """Holds the body; what the request needs beyond it is to be held, too."""
 
 
 async def serve_request(
@@ -141,13 +146,14 @@ async def serve_request(
             raise shutting_down()
         connection = HTTPConnection(scope)
         tenant = access.identify(connection)
-        body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s)
-        if access.clients.is_over:
-            # The cut came before there was a client to tell of it.
-            raise shutting_down()
-        async with client:
-            with access.clients.holding(client):
-                await answer(ReceivedRequest(tenant, connection.headers, body, client, reply))
+        with access.admission.visit(tenant, access.rules_of(tenant, reply.request_id)) as held:
+            body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s, held.grow)
+            if access.clients.is_over:
+                # The cut came before there was a client to tell of it.
+                raise shutting_down()
+            async with client:
+                with access.clients.holding(client):
+                    await answer(ReceivedRequest(tenant, connection.headers, body, client, reply, held))
     except (ClientStalled, AnswerBroken):
         cut_connection(scope)
     except ClientDisconnected:
@@ -273,7 +279,9 @@ class GenerationEndpoint:
             await run.aclose()
 
     async def _serve(self, run: RunningRequest, asked: ReceivedRequest) -> None:
-        value = await parse(asked.body)
+        size_bytes, admission = len(asked.body), self._access.admission
+        async with admission.turn(asked.tenant, size_bytes):
+            value = await parse(asked.body)
         session = value.get("prompt_cache_key")
         rules = self._access.rules_of(asked.tenant, session if isinstance(session, str) else asked.reply.request_id)
         caller = self._access.make_caller(asked.headers, asked.tenant, rules)
@@ -281,7 +289,10 @@ class GenerationEndpoint:
         if (passing := self._find_passing(value.get("model"), rules)) is not None:
             await passing.pass_object(self._path, value, asked.headers, caller, asked.client)
             return
-        run.prepared = prepared = await self._prepare(value, len(asked.body), self._models, caller)
+        check_beside(value, size_bytes, self._limits.beside_bytes)
+        async with admission.turn(asked.tenant, size_bytes):
+            run.prepared = prepared = await self._prepare(value, size_bytes, self._models, caller)
+        asked.held.grow(size_bytes * (prepared.n - 1))
         asked.reply.request_id = prepared.id
         outside = self._choose_outside(prepared, caller, refused=False)
         try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
+import orjson
 
 from gateway.api.wire import ChatFields, CompletionFields, GenerationFields, StreamOptions
 from gateway.errors import GatewayError, bad_field
@@ -22,7 +23,6 @@ BOOKKEEPING_FIELDS = frozenset(
     {
         "metadata",
         "modalities",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_retention",
         "safety_identifier",
@@ -36,6 +36,9 @@ BOOKKEEPING_FIELDS = frozenset(
 
 OWN_FIELDS = BOOKKEEPING_FIELDS.union(ChatFields.__struct_fields__, CompletionFields.__struct_fields__)
 """Fields that never go to an engine as they are, also where the other endpoint reads them."""
+
+PROMPT_FIELDS = frozenset({"messages", "prompt", "tools", "documents", "chat_template_kwargs"})
+"""Fields that become the prompt, and go to no engine."""
 
 UNSUPPORTED_FIELDS = frozenset(
     {"audio", "function_call", "functions", "prompt_embeds", "return_tokens_as_token_ids", "web_search_options"}
@@ -120,6 +123,20 @@ def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObje
     own = OWN_FIELDS | UNSUPPORTED_FIELDS
     rest = {name: entry for name, entry in value.items() if name not in own and entry is not None}
     return fields, rest
+
+
+def check_beside(value: JsonObject, size_bytes: int, most_bytes: int) -> None:
+    """Refuse a body with much beside its prompt: each leg of each choice carries that. Raises GatewayError.
+
+    ``size_bytes``: of the whole body.
+    """
+    if size_bytes <= most_bytes:
+        return
+    beside = {name: entry for name, entry in value.items() if name not in PROMPT_FIELDS | BOOKKEEPING_FIELDS}
+    if len(orjson.dumps(beside)) > most_bytes:
+        name = max(beside, key=lambda name: len(orjson.dumps(beside[name])))[:SHOWN_NAME_CHARACTERS]
+        message = f"What travels beside the prompt may have {most_bytes} bytes; the most of it is in {name!r}."
+        raise bad_field(name, message, "too_much_beside")
 
 
 def name_field(error: msgspec.ValidationError) -> GatewayError:

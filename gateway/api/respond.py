@@ -20,12 +20,14 @@ from gateway.api.wire import (
     UsageBody,
     encode_json,
 )
-from gateway.errors import GatewayError, RawHeaders, encode_error
+from gateway.errors import GatewayError, RawHeaders, encode_error, failed
 from gateway.http.client import Client, EventStream
 from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+SILENT_TOKENS = 128
+"""So many tokens that show nothing, those of a long tool call, are followed by a sign of life."""
 
 
 def encode_event(answer: AnswerBody) -> bytes:
@@ -111,10 +113,14 @@ class _StreamSink:
         self._index = index
         self._writer = writer
         self._stream = stream
+        self._silent = 0
         self.room = stream.room
 
     def take(self, tokens: Tokens) -> None:
         data = self._writer.take(self._index, tokens)
+        self._silent = 0 if data else self._silent + len(tokens.ids)
+        if self._silent >= SILENT_TOKENS:
+            self._silent, data = 0, KEEP_ALIVE
         if data or not self._stream.has_begun:
             self._stream.push(data)
 
@@ -134,10 +140,13 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
         await run_all(answers, [_StreamSink(index, writer, stream) for index in range(len(answers))])
         data = writer.end()
         await stream.end(data)
-    except GatewayError as failure:
+    except Exception as failure:  # a fault of ours, too: its client must not take a cut for an end
         if not stream.has_begun:
             raise
-        await stream.end(b"data: " + encode_error(failure) + b"\n\n")
+        told = failure if isinstance(failure, GatewayError) else failed()
+        await stream.end(b"data: " + encode_error(told) + b"\n\n")
+        if told is not failure:
+            raise
     finally:
         await stream.aclose()
 

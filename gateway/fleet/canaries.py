@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from backends.errors import BackendError
-from backends.types import LegRequest, Sampling, TransferRequest
+from backends.types import KvShape, LegRequest, Sampling, TransferRequest
 from gateway.errors import reason_of
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.links import Link
@@ -50,6 +50,8 @@ class CanaryPath:
     link: Link
     kv_name: str
     first_chunk_s: float
+    kv_shape: KvShape | None = None
+    kv_groups: tuple[int | None, ...] = (None,)
 
 
 class CanaryUnread(Exception):
@@ -158,6 +160,8 @@ async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: Instance, 
         main=decode.spec.id,
         prefill_rank=_rank_of(prefill),
         main_rank=_rank_of(decode),
+        kv_shape=crossing.kv_shape,
+        kv_groups=crossing.kv_groups,
     )
     first_chunk = asyncio.timeout(crossing.first_chunk_s)
     try:

@@ -123,7 +123,7 @@ class PodWatch:
             if response.status_code != 200:
                 raise ClusterError(f"the API answered {response.status_code}")
             found = msgspec.json.decode(response.content, type=_PodList)
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except (httpx.HTTPError, msgspec.DecodeError, RecursionError) as error:
             raise ClusterError(_word(error)) from None
         self._pods = {pod.metadata.name: pod for pod in found.items}
         self._tell()
@@ -141,7 +141,7 @@ class PodWatch:
                 async for line in response.aiter_lines():
                     if line:
                         yield self._apply(msgspec.json.decode(line, type=_Event))
-        except (httpx.HTTPError, msgspec.DecodeError) as error:
+        except (httpx.HTTPError, msgspec.DecodeError, RecursionError) as error:
             raise ClusterError(_word(error)) from None
 
     def _apply(self, event: _Event) -> str:

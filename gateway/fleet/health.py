@@ -77,8 +77,7 @@ class HealthWatch:
         instance.capabilities = found
         self._on_known(instance)
         instance.reachable = True
-        instance.failures = 0
-        instance.quarantined_until_s = 0.0
+        instance.forgive()
         log.info("instance %s is ready", instance.spec.id)
 
     async def _watch(self, instance: Instance, first_after_s: float) -> None:

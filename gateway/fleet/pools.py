@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
-from backends.types import Capabilities, EngineLoad, LegRequest
+from backends.types import Capabilities, EngineLoad, KvShape, LegRequest
+from gateway.fleet.blame import Blame, Charges, Culprit
+from gateway.text.context import ContextLength
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
 
@@ -16,6 +18,8 @@ NEWEST_SHARE = 0.2
 QUARANTINE_FIRST_S = 0.5
 QUARANTINE_MOST_S = 15.0
 FAILURES_TO_QUARANTINE = 2
+MOST_QUARANTINED = 0.5
+"""Share of a role's instances."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Instance:
     extending_tokens: int = 0
     """What this process's legs that wait for their first token have it compute."""
     draining: bool = False
-    failures: int = 0
+    charges: Charges = field(default_factory=Charges)
     quarantined_until_s: float = 0.0
     extend_tokens_per_s: float | None = None
     itl_s: float | None = None
@@ -120,6 +124,16 @@ class Instance:
         if tokens > 1 and took_s > 0:
             self.itl_s = _blend(self.itl_s, took_s / (tokens - 1))
 
+    @property
+    def failures(self) -> int:
+        """Failures since its last token that are held against it."""
+        return self.charges.weight
+
+    def forgive(self) -> None:
+        """Whatever was wrong is over."""
+        self.charges.clear()
+        self.quarantined_until_s = 0.0
+
     def alive(self, now_s: float) -> bool:
         """Whether legs may go to it of requests that were given to it before."""
         return self.reachable and now_s >= self.quarantined_until_s
@@ -174,6 +188,7 @@ class Pools:
     instances: Sequence[Instance]
     clock: Callable[[], float]
     _by_id: dict[str, Instance] = field(init=False)
+    _blame: Blame[Instance] = field(init=False, default_factory=Blame)
 
     def __post_init__(self) -> None:
         self._by_id = {instance.spec.id: instance for instance in self.instances}
@@ -190,6 +205,11 @@ class Pools:
         """Instances that serve a model, whatever their state."""
         return [instance for instance in self.instances if instance.spec.model == model]
 
+    def context_lengths(self, model: str) -> list[int]:
+        """What a model's engines tell of the most tokens that they take; a plan may use any of them."""
+        found = [one.capabilities for one in self.instances if one.spec.model == model]
+        return [known.max_model_len for known in found if known is not None and known.max_model_len]
+
     def places(self, model: str) -> int:
         """Answers that all MD instances of a model batch at once."""
         return sum([one.spec.max_running for one in self.of_model(model) if one.spec.role is Role.MD])
@@ -201,14 +221,18 @@ class Pools:
 
     def report_success(self, instance: Instance) -> None:
         """A leg got its first token: whatever was wrong is over."""
-        instance.failures = 0
-        instance.quarantined_until_s = 0.0
+        instance.forgive()
 
-    def report_failure(self, instance: Instance, error: BackendError) -> None:
-        """A leg failed; repeated failures take the instance out for a while.
+    def report_worked(self, instance: Instance, culprit: Culprit) -> None:
+        """A leg went well as long as it was wanted: had it failed elsewhere, the request was not to blame."""
+        for other in self._blame.note_worked(instance, instance.spec.role.value, culprit):
+            self._judge(other)
+
+    def report_failure(self, instance: Instance, error: BackendError, culprit: Culprit | None = None) -> None:
+        """A leg failed; failures that are the instance's own take it out for a while.
 
         Refusals of the request are not its fault, and one that says when to come back is busy, not broken. One that
-        lost ids is known by it until its next probe.
+        lost ids is known by it until its next probe. ``culprit``: whose leg it was, see ``gateway.fleet.blame``.
         """
         if isinstance(error, EngineRejected):
             return
@@ -216,11 +240,31 @@ class Pools:
             return
         if isinstance(error, IdsMissing) and instance.capabilities is not None:
             instance.capabilities = replace(instance.capabilities, streams_token_ids=False)
-        instance.failures += 1
         instance.last_error = str(error)
-        if instance.failures >= FAILURES_TO_QUARANTINE:
+        for one in self._blame.note_failure(instance, instance.spec.role.value, culprit):
+            self._judge(one)
+
+    def _judge(self, instance: Instance) -> None:
+        """Take an instance out, or let it in again, by what is held against it."""
+        if instance.failures < FAILURES_TO_QUARANTINE:
+            instance.quarantined_until_s = 0.0
+        elif self._may_leave(instance):
             wait_s = QUARANTINE_FIRST_S * 2 ** (instance.failures - FAILURES_TO_QUARANTINE)
             instance.quarantined_until_s = self.clock() + min(wait_s, QUARANTINE_MOST_S)
+
+    def _may_leave(self, instance: Instance) -> bool:
+        """Say whether others of its role can do without it: no more than half of those that answer probes are out.
+
+        So whatever requests do, the last one that answers its own probe stays.
+        """
+        now_s, spec = self.clock(), instance.spec
+        peers = [
+            one
+            for one in self.of_model(spec.model)
+            if one.spec.role is spec.role and one.reachable and not one.draining and one is not instance
+        ]
+        out = sum(not one.alive(now_s) for one in peers)
+        return out + 1 <= (len(peers) + 1) * MOST_QUARANTINED
 
 
 def _blend(known: float | None, seen: float) -> float:
@@ -232,10 +276,14 @@ class ModelFacts:
     """What a plan needs to know of a model beside its engines."""
 
     kv_bytes_per_token: int
-    context_tokens: int
+    context: ContextLength
     cache_effective: bool
     kv_name: str
     """What the KV stores call it."""
+    kv_shape: KvShape | None = None
+    """How its KV is cut among ranks; None where that does not follow from its config.json."""
+    kv_groups: tuple[int | None, ...] = (None,)
+    """Groups of layers as LMCache may keep them apart: how many of the last tokens each needs, None: all."""
 
 
 def store_id(region: str, model: str) -> str:

@@ -1,21 +1,16 @@
-"""A request's body: read within limits, parsed once, and refused with the place of what is wrong.
-
-Parsing keeps the whole process waiting for as long as it takes to make the values, and ten million empty lists fit in
-the bytes of one long prompt. A parser knows no bound for them, so they are counted first, in steps between which others
-may run.
-"""
+"""A request's body: read within limits, parsed once, and refused with the place of what is wrong."""
 
 import asyncio
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import orjson
 from starlette.types import Receive, Scope
 
 from gateway.errors import GatewayError, bad_field
+from gateway.http.json_bounds import MOST_DEPTH, MOST_ENTRIES, MOST_VALUES, is_deep, is_large
 
 DRAINED_LIMITS = 4
 """A body over the limit is read and thrown away up to so many limits, so that its sender gets to read the answer."""
@@ -23,7 +18,6 @@ UNIQUE_KEYS = ("model", "messages", "prompt", "max_tokens", "max_completion_toke
 QUOTED_UNIQUE_KEYS = tuple(f'"{key}"'.encode() for key in UNIQUE_KEYS)
 ESCAPED_LETTER = re.compile(rb"\\u00[2-7]")
 """An escape that a letter never needs: a key may be written twice in two spellings."""
-MOST_DEPTH = 100
 SHOWN_KEY_CHARACTERS = 100
 JsonObject = dict[str, Any]
 
@@ -36,11 +30,16 @@ class ClientStalled(ClientDisconnected):
     """The client keeps the connection and does not read."""
 
 
-async def read_body(scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float) -> bytes:
-    """Return the whole body. Raises GatewayError 413 or 408, ClientGone."""
+async def read_body(
+    scope: Scope, receive: Receive, limit_bytes: int, timeout_s: float, hold: Callable[[int], None]
+) -> bytes:
+    """Return the whole body; ``hold`` is told of its bytes as they come, and may refuse more of them.
+
+    Raises GatewayError 413 or 408, ClientDisconnected, and what ``hold`` raises.
+    """
     try:
         async with asyncio.timeout(timeout_s):
-            return await collect(receive, limit_bytes, declared_bytes(scope))
+            return await collect(receive, limit_bytes, declared_bytes(scope), hold)
     except TimeoutError as error:
         raise GatewayError(408, "The request body did not arrive in time.", headers={"connection": "close"}) from error
 
@@ -53,7 +52,7 @@ def declared_bytes(scope: Scope) -> int:
     return 0
 
 
-async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
+async def collect(receive: Receive, limit_bytes: int, declared: int, hold: Callable[[int], None]) -> bytes:
     """Put the body's pieces together, or read past them when they are too many."""
     pieces: list[bytes] = []
     taken = 0
@@ -69,6 +68,7 @@ async def collect(receive: Receive, limit_bytes: int, declared: int) -> bytes:
         if too_large:
             pieces.clear()
         elif piece:
+            hold(len(piece))
             pieces.append(piece)
         more = message.get("more_body", False) and taken <= DRAINED_LIMITS * limit_bytes
     if too_large:
@@ -95,17 +95,6 @@ def parse_object(body: bytes) -> JsonObject:
     if escaped or max(map(body.count, QUOTED_UNIQUE_KEYS)) > 1:
         refuse_repeated_keys(body)
     return value
-
-
-def is_deep(value: JsonObject) -> bool:
-    """Say whether a value is nested beyond the bound."""
-    level: list[Any] = [value]
-    for _ in range(MOST_DEPTH):
-        inner = (entry for node in level for entry in (node.values() if isinstance(node, dict) else node))
-        level = [entry for entry in inner if isinstance(entry, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def refuse_repeated_keys(body: bytes) -> None:
@@ -166,51 +155,3 @@ def is_bad(text: str) -> bool:
     except UnicodeEncodeError:
         return True
     return False
-
-
-MOST_VALUES = 1_500_000
-"""Room for a prompt of a million token ids."""
-MOST_ENTRIES = 100_000
-STEP_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """``values``: commas, so one less than the values of every list and object. ``entries``: keys, lists, objects."""
-
-    values: int = 0
-    entries: int = 0
-
-    @property
-    def is_large(self) -> bool:
-        """Say whether making all of it would take too long."""
-        return self.values > MOST_VALUES or self.entries > MOST_ENTRIES
-
-
-def is_large(body: bytes) -> bool:
-    """Say whether a JSON text holds too much to be parsed."""
-    # What is in strings counts here, so most bodies need no closer look.
-    return count_marks(body).is_large and any(found.is_large for found in count_structure(body))
-
-
-def count_marks(text: bytes) -> Structure:
-    """Count the marks in a text, in strings or not."""
-    return Structure(text.count(b","), text.count(b":") + text.count(b"[") + text.count(b"{"))
-
-
-def count_structure(body: bytes, step_bytes: int = STEP_BYTES) -> Iterator[Structure]:
-    """Yield what is outside strings up to the end of each step. What is no JSON is counted well up to its flaw."""
-    values = entries = start = 0
-    inside = False
-    while start < len(body):
-        end = start + step_bytes
-        piece = body[start:end]
-        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:
-            # An escape is never cut in two.
-            piece = body[start : end + 1]
-        start += len(piece)
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        found = count_marks(b"".join(parts[inside::2]))
-        values, entries = values + found.values, entries + found.entries
-        inside ^= len(parts) % 2 == 0
-        yield Structure(values, entries)

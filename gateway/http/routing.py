@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gateway.errors import GatewayError, encode_error, error_headers, error_messages
+from gateway.errors import GatewayError, encode_error, error_headers, error_messages, failed
 
 JSON = "application/json"
 NOTHING = "There is nothing at this path."
@@ -63,8 +63,7 @@ async def answer_http_error(request: Request, error: Exception) -> Response:
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:
-    """Answer a failure of ours; the server logs it."""
-    return to_response(GatewayError(500, "The gateway failed to handle this request."))
+    return to_response(failed())
 
 
 def to_response(error: GatewayError) -> Response:

@@ -5,12 +5,15 @@ Whoever enters leaves again, whatever happens; leaving never waits, so no cancel
 
 import math
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from gateway.errors import GatewayError, RawHeaders
+from gateway.limits.bodies import Bodies, HeldBytes
 from gateway.limits.buckets import Lease, Left, LimitReached, RateLimitStatus, Rates, RequestTooLarge
-from gateway.limits.queues import AdmissionQueues, Overloaded
+from gateway.limits.queues import AdmissionQueue, AdmissionQueues, Overloaded
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter, Use, use_of_slo
 from gateway.telemetry.metrics import Metrics
@@ -19,6 +22,13 @@ from policies.rules import Rules
 RANKS = {"high": 0, "normal": 1, "low": 2}
 """Classes of the queue, and the priorities that engines see: the smallest goes first."""
 OVERLOADED_RETRY_S = 2.0
+PREPARED_AT_ONCE = 2
+"""Prompts that are rendered and tokenised at a time: as many as the tokeniser has threads."""
+SMALL_BYTES = 2000
+"""Bodies that take less time than a turn does."""
+UNREAD = "(unread)"
+"""Stands for the model of a request that was refused before it was read."""
+MOST_BODIES_BYTES = 512 << 20
 MESSAGES = {
     "requests": "Rate limit reached: {} requests per minute.",
     "tokens": "Rate limit reached: {} tokens per minute.",
@@ -61,6 +71,51 @@ class AdmissionControl:
     usage: UsageMeter
     metrics: Metrics
     clock: Callable[[], float] = time.monotonic
+    bodies: Bodies = field(default_factory=lambda: Bodies(MOST_BODIES_BYTES))
+    preparing: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(lambda: PREPARED_AT_ONCE, 1000, 30.0))
+    visitors: Counter[str] = field(default_factory=Counter)
+    """Requests of each tenant, from before their bodies are read to their ends."""
+
+    @contextmanager
+    def visit(self, tenant: str, rules: Rules) -> Iterator[HeldBytes]:
+        """Take a request whose body was not read yet; the block gets what its body is to be held with.
+
+        A look at what this process knows: who is refused here would be refused once its prompt was tokenised, too.
+        Raises GatewayError 429.
+        """
+        rates = rates_of(rules)
+        try:
+            self.limits.look(tenant, rates, self.visitors[tenant])
+        except LimitReached as error:
+            raise self._refuse(error, rates, tenant, UNREAD) from None
+        held = HeldBytes(self.bodies, tenant)
+        self.visitors[tenant] += 1
+        try:
+            yield held
+        finally:
+            held.release()
+            self.visitors[tenant] -= 1
+            if not self.visitors[tenant]:
+                del self.visitors[tenant]
+
+    @asynccontextmanager
+    async def turn(self, tenant: str, size_bytes: int) -> AsyncIterator[None]:
+        """Wait for a turn to parse or tokenise so much; tenants take turns by the bytes that they had worked on.
+
+        Raises GatewayError 503.
+        """
+        if size_bytes <= SMALL_BYTES:
+            yield
+            return
+        try:
+            await self.preparing.enter(tenant, RANKS["normal"], size_bytes)
+        except Overloaded:
+            self.metrics.refused.labels("overloaded").inc()
+            raise overloaded() from None
+        try:
+            yield
+        finally:
+            self.preparing.leave()
 
     async def enter(
         self, tenant: str, rules: Rules, model: str, prompt_tokens: int, output_tokens: int, answers: int = 1
@@ -71,15 +126,15 @@ class AdmissionControl:
         does not wait for one.
         Raises GatewayError 400, 429 or 503.
         """
-        limits = rules.limits
-        rates = Rates(limits.requests_per_min, limits.tokens_per_min, limits.concurrent)
+        rates = rates_of(rules)
         try:
             lease = await self.limits.admit(tenant, rates, prompt_tokens, output_tokens)
         except LimitReached as error:
-            raise self._refuse(error, rates) from None
+            raise self._refuse(error, rates, tenant, model) from None
         except RequestTooLarge:
             self.metrics.refused.labels("too_large").inc()
-            message = f"The prompt has {prompt_tokens} tokens; the limit is {limits.tokens_per_min} tokens per minute."
+            self.usage.note(tenant, model, Use(refused=1))
+            message = f"The prompt has {prompt_tokens} tokens; the limit is {rates.tokens_per_min} tokens per minute."
             raise GatewayError(400, message, code="prompt_too_long") from None
         if not answers:
             return Admission(tenant, model, 0, lease, self, spell_rate_limits(lease.status))
@@ -91,17 +146,19 @@ class AdmissionControl:
             is_in = True
         except Overloaded:
             self.metrics.refused.labels("overloaded").inc()
-            self.usage.note(tenant, model, use_of_slo(rules.slo.judge_failure()))
-            message = "The gateway is at its limit; try again soon."
-            raise GatewayError(503, message, code="overloaded", retry_after_s=OVERLOADED_RETRY_S) from None
+            use = use_of_slo(rules.slo.judge_failure())
+            use.add(Use(refused=1))
+            self.usage.note(tenant, model, use)
+            raise overloaded() from None
         finally:
             if not is_in:
                 lease.settle(0)
         waited_s = self.clock() - came_s
         return Admission(tenant, model, answers, lease, self, spell_rate_limits(lease.status), waited_s)
 
-    def _refuse(self, error: LimitReached, rates: Rates) -> GatewayError:
+    def _refuse(self, error: LimitReached, rates: Rates, tenant: str, model: str) -> GatewayError:
         self.metrics.refused.labels(error.refused_by).inc()
+        self.usage.note(tenant, model, Use(refused=1))
         limit = {
             "requests": rates.requests_per_min,
             "tokens": rates.tokens_per_min,
@@ -113,6 +170,18 @@ class AdmissionControl:
             retry_after_s=error.retry_after_s,
             headers={name.decode(): value.decode() for name, value in spell_rate_limits(error.status)},
         )
+
+
+def rates_of(rules: Rules) -> Rates:
+    """Return what a tenant may use by its rules."""
+    limits = rules.limits
+    return Rates(limits.requests_per_min, limits.tokens_per_min, limits.concurrent)
+
+
+def overloaded() -> GatewayError:
+    """Return the error of a request for which there is no room in time."""
+    message = "The gateway is at its limit; try again soon."
+    return GatewayError(503, message, code="overloaded", retry_after_s=OVERLOADED_RETRY_S)
 
 
 def spell_rate_limits(status: RateLimitStatus) -> RawHeaders:

@@ -12,7 +12,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gateway.limits.buckets import Lease, LimitReached, Meter, Rates, RequestTooLarge
+from gateway.limits.buckets import (
+    SLOT_WAIT_S,
+    Lease,
+    LimitReached,
+    Meter,
+    RateLimitStatus,
+    Rates,
+    RateVerdict,
+    RequestTooLarge,
+)
 from gateway.limits.shared import SharedLimits
 from gateway.redis.client import SharedRedis
 
@@ -35,6 +44,8 @@ class RateLimiter:
         self._clock = clock
         self._running: dict[str, set[Lease]] = {}
         self._meters: dict[str, Meter] = {}
+        self._refused: dict[str, tuple[float, Rates, LimitReached]] = {}
+        """When a tenant whose requests were used up may ask again, under which limits, and how it was refused."""
         self._shared = SharedLimits(redis, self._running, **options)
 
     @property
@@ -54,6 +65,20 @@ class RateLimiter:
         """Answers of a tenant that this process runs under a limit."""
         return len(self._running.get(tenant, ()))
 
+    def look(self, tenant: str, rates: Rates, visitors: int) -> None:
+        """Refuse a request, as far as this process knows without asking, that ``admit`` would refuse.
+
+        ``visitors``: requests of the tenant that are in the process, admitted or not. Raises LimitReached.
+        """
+        if (known := self._refused.get(tenant)) is not None:
+            until_s, under, refusal = known
+            wait_s = until_s - self._clock()
+            if wait_s > 0 and rates == under:
+                raise LimitReached(RateVerdict(refusal.status, "requests", wait_s), "requests")
+            del self._refused[tenant]
+        if rates.concurrent is not None and visitors >= rates.concurrent:
+            raise LimitReached(RateVerdict(RateLimitStatus(), "concurrent", SLOT_WAIT_S), "concurrent")
+
     async def admit(self, tenant: str, rates: Rates, prompt_tokens: int, output_tokens: int) -> Lease:
         """Let one request run. ``output_tokens``: the most it may make. Raises LimitReached and RequestTooLarge."""
         if not rates.any:
@@ -61,7 +86,12 @@ class RateLimiter:
         if rates.tokens_per_min is not None and prompt_tokens > rates.tokens_per_min:
             raise RequestTooLarge
         wanted = prompt_tokens + output_tokens
-        lease = await self._admit_shared(tenant, rates, wanted) or self._admit_here(tenant, rates, wanted)
+        try:
+            lease = await self._admit_shared(tenant, rates, wanted) or self._admit_here(tenant, rates, wanted)
+        except LimitReached as error:
+            if error.refused_by == "requests":
+                self._refused[tenant] = (self._clock() + error.retry_after_s, rates, error)
+            raise
         lease.end = self._end
         self._running.setdefault(tenant, set()).add(lease)
         return lease

@@ -42,6 +42,8 @@ class Use:
     slo_met: int = 0
     """Answers that kept the tenant's ``slo``; the next: those that did not."""
     slo_missed: int = 0
+    refused: int = 0
+    """Requests that a limit or a full queue kept out."""
 
     def add(self, other: "Use") -> None:
         """Count another use too."""
@@ -99,6 +101,7 @@ class UsageMeter:
             name: Counter(f"pdd_tenant_{name}", text, ["tenant"], registry=registry)
             for name, text in (
                 ("requests", "Requests by tenant"),
+                ("refused", "Requests that a limit or the full queue kept out, by tenant"),
                 ("prompt_tokens", "Prompt tokens by tenant"),
                 ("cached_tokens", "Prompt tokens that were in cache, by tenant"),
                 ("completion_tokens", "Tokens that clients got, by tenant"),

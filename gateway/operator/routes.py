@@ -229,7 +229,8 @@ def to_gateway_error(error: Exception) -> GatewayError:
 
 
 async def _read_object(request: Request) -> JsonObject:
-    return parse_object(await read_body(request.scope, request.receive, MOST_BODY_BYTES, BODY_TIMEOUT_S) or b"{}")
+    body = await read_body(request.scope, request.receive, MOST_BODY_BYTES, BODY_TIMEOUT_S, lambda taken: None)
+    return parse_object(body or b"{}")
 
 
 def _spell_document(one: Document) -> dict[str, Any]:

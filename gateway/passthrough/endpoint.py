@@ -186,7 +186,8 @@ class PassEndpoint:
         if self._form == "multipart":
             await self._passing.pass_form(self._path, asked.body, asked.headers, caller, asked.client)
         else:
-            value = without_internal(await parse(asked.body), rules.client_fields)
+            async with self._access.admission.turn(asked.tenant, len(asked.body)):
+                value = without_internal(await parse(asked.body), rules.client_fields)
             await self._passing.pass_object(self._path, value, asked.headers, caller, asked.client)
 
 

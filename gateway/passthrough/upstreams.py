@@ -122,7 +122,7 @@ class Upstream:
         if response.status == 200 and named is None:
             try:
                 return frozenset(card.id for card in msgspec.json.decode(body, type=_Cards).data)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 raise EngineBroken("/v1/models does not list models") from None
         if response.status == 200 or (named is not None and response.status in (404, 405)):
             return named or frozenset()

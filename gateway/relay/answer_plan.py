@@ -10,14 +10,16 @@ from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Pools, store_id
 from gateway.index.types import PrefixIndex
+from gateway.relay.failover import Failover
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
+from policies.fused import must_leave
 from policies.handoff import Handoff, HandoffStep, choose_step
 from policies.plans import Decision, Plan
 from policies.rules import RelayRules, Rules
 from policies.singular import relay_finished_first
-from policies.types import Snapshot
+from policies.types import Role, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +91,26 @@ class AnswerOutcome:
     def ended(self, made: int) -> None:
         self.learning.note_length(self.request.model, self.request.tenant, made, self.rules)
 
+    def known_cached_tokens(self) -> int | None:
+        """What P had of the prompt when the plan was made; None: nobody knew."""
+        facts, prefill = self.decision.facts, self.decision.plan.prefill
+        hit = facts.hits.get(prefill) if prefill is not None else None
+        return min(hit.reach_tokens, facts.prompt_tokens) if hit is not None else None
+
+    def leaves_prefill(self, failover: Failover) -> bool:
+        """Whether a P that writes has become so busy that an RLD, which there is, shall go on."""
+        now_s, rules = self.pools.clock(), self.rules.relay
+        prefill, relay = failover.pick(Role.P), failover.pick(Role.RLD)
+        relay_view = None if relay is None else relay.view(now_s)
+        if prefill is None or not must_leave(prefill.view(now_s), relay_view, rules):
+            return False
+        self.metrics.fused_left.labels(self.request.model).inc()
+        return True
+
     def decide_handoff(self, handoff: Handoff) -> HandoffStep:
         """How MD takes over, as engines are loaded now."""
         plan, pools = self.decision.plan, self.pools
-        load = pools[plan.relay].view(pools.clock()).load if plan.relay else 0.0
+        load = pools[plan.writer].view(pools.clock()).load if plan.writer else 0.0
         speed = pools[plan.main].extend_tokens_per_s if plan.main else None
         return choose_step(handoff, load, speed, self.rules.handoff)
 

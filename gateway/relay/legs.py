@@ -120,14 +120,20 @@ class LegPace:
         if self.first_s is None:
             self.instance.extending_tokens -= self.lacking_tokens
             return
-        if self._is_extend():
+        if self._measures_extend():
             self.instance.note_extend(self.lacking_tokens, self.first_s - self.started_s)
         if self.start.kind is not LegKind.EXTEND:
             self.instance.note_decode(self.tokens, self.last_s - self.first_s)
 
-    def _is_extend(self) -> bool:
+    def _measures_extend(self) -> bool:
+        """Whether it tells how fast the instance extends.
+
+        A first extend loads the prompt's KV, too: better than nothing where nothing is known.
+        """
+        if self.is_first_extend and self.instance.extend_tokens_per_s is not None:
+            return False
         if self.start.kind is LegKind.FINAL:
-            return self.is_first_extend and self.start.kv_expected and self.start.base >= LEAST_MEASURED_TOKENS
+            return self.start.kv_expected and min(self.start.base, self.lacking_tokens) >= LEAST_MEASURED_TOKENS
         return self.start.kind is LegKind.EXTEND
 
 
@@ -136,6 +142,7 @@ class _Running:
     start: StartLeg
     instance: Instance
     task: asyncio.Task[None]
+    has_answered: bool = False
     said_last: bool = False
 
 
@@ -194,6 +201,8 @@ class Legs:
             running.task.add_done_callback(self._draining.discard)
         else:
             running.task.cancel()
+            if running.has_answered:
+                self._pools.report_worked(running.instance, self._plan.request.culprit)
             self._record.leg_ended(running.start, running.instance.spec.id, "closed")
 
     def when_prefill_told(self, tell: Callable[[], None]) -> None:
@@ -203,6 +212,16 @@ class Legs:
         else:
             self._on_prefill_told = tell
             asyncio.get_running_loop().call_later(DRAIN_S, self._tell_of_prefill)
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """What P took from a cache; None: it does not say.
+
+        A P that was stopped while it wrote could not say it: then what was known of it before.
+        """
+        if self.prefill_usage is not None:
+            return self.prefill_usage.cached_tokens
+        return self._plan.outcome.known_cached_tokens() if self._plan.plan.fused else None
 
     def is_prefill(self, leg: LegId) -> bool:
         """Whether this is a P leg that was not closed."""
@@ -240,11 +259,12 @@ class Legs:
             self.last_failure = error
             if isinstance(error, EngineTimeout):
                 self._timeouts.note_silence(instance)
-            self._pools.report_failure(instance, error)
+            self._pools.report_failure(instance, error, self._plan.request.culprit)
             self._failover.lose(instance)
             self._record.leg_ended(start, instance.spec.id, type(error).__name__)
             self._feed(LegFailed(start.leg, refused=isinstance(error, EngineRejected)))
         else:
+            self._pools.report_worked(instance, self._plan.request.culprit)
             self._record.leg_ended(start, instance.spec.id, "ended")
             self._feed(LegEnded(start.leg))
 
@@ -298,6 +318,8 @@ class Legs:
 
     def _on_first(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
         self._pools.report_success(instance)
+        if start.leg in self._running:
+            self._running[start.leg].has_answered = True
         self._timeouts.note_answer(start, instance)
         self._plan.outcome.held(instance.spec.id, request.prompt, request.data_parallel_rank)
 

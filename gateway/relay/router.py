@@ -67,7 +67,8 @@ class Router:
         record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
         where = Where.of(rules)
         failover = Failover(decision.plan, request, where, self.pools, self.rng, decision.facts.ranks)
-        return RelayAnswer(self._plan(request, rules, decision), failover, self.pools, self.aligner, record)
+        plan = self._plan(request, rules, decision, failover)
+        return RelayAnswer(plan, failover, self.pools, self.aligner, record)
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
         """Choose the plan without starting anything. Raises GatewayError."""
@@ -136,7 +137,7 @@ class Router:
             now_s=self.pools.clock(),
         )
 
-    def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision) -> AnswerPlan:
+    def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision, failover: Failover) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
         look = partial(self.snapshot, request.model, decision.facts.session)
@@ -157,7 +158,7 @@ class Router:
         return AnswerPlan(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, decision, lends, outcome),
+            terms=self._terms(request, rules, decision, lends, outcome, failover),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
@@ -177,12 +178,16 @@ class Router:
         return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules))
 
     def _terms(
-        self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: AnswerOutcome
+        self,
+        request: GenerationRequest,
+        rules: Rules,
+        decision: Decision,
+        lends: bool,
+        outcome: AnswerOutcome,
+        failover: Failover,
     ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
-        context = self.models[request.model].context_tokens
-        lengths = [view.max_model_len for view in self.pools.views(request.model) if view.max_model_len]
-        room = min([context, *lengths]) - len(request.prompt)
+        room = self.models[request.model].context.tokens - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
         return SpliceTerms(
@@ -195,6 +200,7 @@ class Router:
             terminators=eos | frozenset(request.sampling.stop_token_ids),
             max_attempts=rules.relay.max_attempts,
             decide=outcome.decide_handoff,
+            leaves_prefill=partial(outcome.leaves_prefill, failover),
         )
 
     def _transfer(self, request: GenerationRequest, link: Link | None) -> TransferRequest:
@@ -207,6 +213,8 @@ class Router:
             salt=request.cache_salt,
             served_model=request.model,
             kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
+            kv_shape=self.models[request.model].kv_shape,
+            kv_groups=self.models[request.model].kv_groups,
         )
 
     def _note_session(self, decision: Decision) -> None:

@@ -8,8 +8,10 @@ follow the promises: positions are gapless, unique and in order, whoever makes t
 
     PREFILL   a P leg runs (one token), the KV moves to the main region at the same time
     WAIT      nobody writes: the KV, or an instance, is awaited
-    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV
-    CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log
+    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV. Where the plan is fused
+              it is the P leg, which does not stop at its first token
+    CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log; the first one
+              has it load the KV
     FINAL     the log is sealed; a final leg has its whole prompt and has not answered yet
     MAIN      a final leg writes
     DONE      finished, failed, or the client is gone
@@ -19,8 +21,8 @@ Rules.
    ``IllegalEvent`` and changes nothing. Late events of legs that were closed are no error: they are dropped.
 2. Each leg that was started ends exactly once: by LegEnded, by LegFailed, by LegUnplaced, or by CloseLeg.
 3. Who goes on when a writer is lost is decided in one place, ``_resume``.
-4. What is decided by load (one-shot or catch-up, how much) is asked of ``SpliceTerms.decide``, which
-   alone looks at the fleet.
+4. What is decided by load (one-shot or catch-up, how much, whether P writes on) is asked of ``SpliceTerms.decide``
+   and ``leaves_prefill``, which alone look at the fleet.
 5. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
 """
 
@@ -60,6 +62,11 @@ from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
 from policies.plans import Plan
 
 
+def _stay() -> bool:
+    """P is left to nobody."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class SpliceTerms:
     """What one answer is bound by.
@@ -67,6 +74,7 @@ class SpliceTerms:
     ``classic``: P's token is dropped. ``relay_allowed``: an RLD may be used, by plan or in need.
     ``limit_tokens``: most output tokens (client's limit and context), at least 1. ``terminators``: ids that end an
     answer and have no text. ``max_attempts``: how many times in a row nobody may be found before the answer fails.
+    ``leaves_prefill``: a P that writes on has no room for it any more, and an RLD can.
     """
 
     plan: Plan
@@ -78,6 +86,7 @@ class SpliceTerms:
     terminators: frozenset[int]
     max_attempts: int
     decide: Callable[[Handoff], HandoffStep]
+    leaves_prefill: Callable[[], bool] = _stay
 
 
 @dataclass(slots=True)
@@ -86,6 +95,8 @@ class _Leg:
     base: int
     shown: bool
     """What it returns may become part of the log."""
+    brief: bool
+    """It makes one token."""
     received: int = 0
 
 
@@ -109,7 +120,7 @@ class Splice:
     _relay_blocked: bool = False
     _retry_pending: bool = False
     _late: bool = False
-    _main_lost: bool = False
+    _main_cold: bool = True
     _attempts: int = 0
     _setbacks: int = 0
     _out: list[Action] = field(default_factory=list)
@@ -182,11 +193,22 @@ class Splice:
             if self.phase is Phase.FINAL:
                 self.phase = Phase.MAIN
                 self._setbacks = 0
-                self._main_lost = False
+                self._main_cold = False
         if event.finish == "stop" and count <= room:
             self._end("stop")
-        elif count >= room or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
+        elif count >= room or (event.finish == "length" and not leg.brief):
             self._end("length")
+        elif leg.kind is LegKind.PREFILL and not leg.brief and tokens.ids:
+            self._write_on(event.leg)
+
+    def _write_on(self, id_: LegId) -> None:
+        """P has made tokens and goes on in RLD's place, unless it shall be left to its prefill."""
+        if self.phase is Phase.PREFILL:
+            self.phase = Phase.EAGER
+            self._hand_over()
+        if self.phase is Phase.EAGER and not self._relay_blocked and self.terms.leaves_prefill():
+            self._close(id_)
+            self._resume()
 
     def _is_next(self, position: int) -> bool:
         return self._writer is None and position == len(self.log)
@@ -212,12 +234,12 @@ class Splice:
                 self._on_unplaced(leg)
 
     def _on_ended(self, leg: _Leg) -> None:
-        if leg.kind is LegKind.PREFILL and leg.received:
+        if leg.kind is LegKind.PREFILL and leg.brief and leg.received:
             self._resume()
         elif leg.kind is LegKind.EXTEND and leg.received:
             self.sealed = leg.base
             self.rounds += 1
-            self._main_lost = False
+            self._main_cold = False
             self.phase = Phase.EAGER
             self._hand_over()
         else:  # it ended without having said why: no better than a failure
@@ -226,7 +248,7 @@ class Splice:
     def _on_lost(self, leg: _Leg) -> None:
         self._attempts += 1
         self._setbacks += 1
-        self._main_lost |= leg.kind in (LegKind.EXTEND, LegKind.FINAL)
+        self._main_cold |= leg.kind in (LegKind.EXTEND, LegKind.FINAL)
         match leg.kind:
             case LegKind.PREFILL if not self.log:
                 self._again_or_fail(lambda: self._start(LegKind.PREFILL))
@@ -245,7 +267,7 @@ class Splice:
         if leg.kind is LegKind.RELAY:
             self._relay_blocked = True
         else:
-            self._main_blocked = True
+            self._main_blocked = self._main_cold = True
         if leg.kind is LegKind.EXTEND:
             self.phase = Phase.EAGER
         else:
@@ -331,11 +353,9 @@ class Splice:
         """The KV is there, or never will be, and a relay leg writes: seal now, or bring MD nearer first."""
         if self.kv not in (KvState.READY, KvState.HOPELESS) or self._main_blocked or not self.terms.splittable:
             return
-        pending = len(self.log) - self.sealed
-        is_hopeless = self.kv is KvState.HOPELESS
-        handoff = Handoff(pending, self.rounds, self._previous_pending, self._main_lost, is_hopeless)
-        step = self.terms.decide(handoff)
-        self._previous_pending = pending
+        pending, is_cold = len(self.log) - self.sealed, self._main_cold
+        step = self.terms.decide(Handoff(pending, self.rounds, self._previous_pending, is_cold))
+        self._previous_pending = None if is_cold else pending
         match step:
             case FinalNow():
                 self._start_final()
@@ -367,9 +387,9 @@ class Splice:
         id_ = LegId(self._next_leg)
         self._next_leg += 1
         shown = kind is not LegKind.EXTEND and not (kind is LegKind.PREFILL and self.terms.classic)
-        self._legs[id_] = _Leg(kind, base, shown)
-        one = kind in (LegKind.PREFILL, LegKind.EXTEND)
-        max_tokens = 1 if one else self.terms.limit_tokens - base
+        brief = kind is LegKind.EXTEND or (kind is LegKind.PREFILL and not self.terms.plan.fused)
+        self._legs[id_] = _Leg(kind, base, shown, brief)
+        max_tokens = 1 if brief else self.terms.limit_tokens - base
         least = 0 if kind is LegKind.EXTEND else max(0, self.terms.min_tokens - base)
         kv_expected = kind is not LegKind.PREFILL and (kind is LegKind.RELAY or self.kv is KvState.READY)
         self._out.append(StartLeg(id_, kind, base, max_tokens, min(least, max_tokens), kv_expected))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from backends.types import Sampling, TokenLogprob
+from gateway.fleet.blame import Culprit
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
 
@@ -34,6 +35,13 @@ class GenerationRequest:
     session: str | None = None
     rules: Rules | None = None
     waited_s: float = 0.0
+    part_of: str | None = None
+    """The client's request that this is one of several choices of."""
+
+    @property
+    def culprit(self) -> Culprit:
+        """Who is named where its legs fail."""
+        return Culprit(self.part_of or self.request_id, self.tenant)
 
 
 @dataclass(frozen=True, slots=True)

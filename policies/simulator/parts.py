@@ -59,6 +59,7 @@ class SharedServer:
     _count: int = 0
     _goal_sum: float = 0.0
     _waiting_work: float = 0.0
+    _running_work: float = 0.0
 
     @property
     def waiting(self) -> int:
@@ -70,6 +71,12 @@ class SharedServer:
         """Units of work left in all jobs."""
         self._advance()
         return max(0.0, self._goal_sum - self.running * self._progress) + self._waiting_work
+
+    @property
+    def done(self) -> float:
+        """Units of work done so far, also of jobs that are still there."""
+        self._advance()
+        return self.served + self._running_work - max(0.0, self._goal_sum - self.running * self._progress)
 
     def add(self, work: float, on_done: Callback, on_start: Callback | None = None) -> ServerWork:
         """Add a job of ``work`` units. ``on_start`` runs when it gets a place."""
@@ -92,7 +99,7 @@ class SharedServer:
         if job.goal is None:
             self._waiting_work -= job.work
         else:
-            self._release(job.goal)
+            self._release(job, job.goal)
             self.served += job.work - max(0.0, job.goal - self._progress)
         self._fill()
 
@@ -102,9 +109,10 @@ class SharedServer:
             self._progress += self.speed(self.running) * (now_s - self._since_s)
         self._since_s = now_s
 
-    def _release(self, goal: float) -> None:
+    def _release(self, job: ServerWork, goal: float) -> None:
         self.running -= 1
         self._goal_sum -= goal
+        self._running_work -= job.work
 
     def _fill(self) -> None:
         while self._waiting and self.running < self.most:
@@ -117,6 +125,7 @@ class SharedServer:
             heapq.heappush(self._goals, (job.goal, self._count, job))
             self.running += 1
             self._goal_sum += job.goal
+            self._running_work += job.work
             if job.on_start is not None:
                 self.timeline.plan(self.timeline.now_s, job.on_start)
         while self._goals and self._goals[0][2].over:
@@ -133,7 +142,7 @@ class SharedServer:
         self._advance()
         goal, _, job = heapq.heappop(self._goals)
         job.over = True
-        self._release(goal)
+        self._release(job, goal)
         self.served += job.work
         self._fill()
         job.on_done()

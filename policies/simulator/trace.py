@@ -1,10 +1,11 @@
-"""Requests to replay: rows of recorded traces, and made-up agent traffic."""
+"""Requests to replay: rows of recorded traces, and what is done to their times."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
-from policies.types import Rng
+MOONCAKE_BLOCK_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,62 +17,60 @@ class Row:
     output_tokens: int
     blocks: tuple[int, ...]
     """Ids of the prompt's blocks in order; the last may stand for a part of a block."""
+    session: str | None = None
 
 
 def read_mooncake(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
     """Read parsed rows of a Mooncake trace: ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids``.
 
-    Blocks are of 512 tokens. Raises KeyError or ValueError for rows that are something else.
+    Blocks are of 512 tokens. ``session`` is read where it is there, as in our own traces, whose block ids are strings.
+    Raises KeyError or ValueError for rows that are something else.
     """
+    ids: dict[str | int, int] = {}
     for row in rows:
+        session = row.get("session")
         yield Row(
             at_s=int(row["timestamp"]) / 1000,
             prompt_tokens=int(row["input_length"]),
             output_tokens=max(1, int(row["output_length"])),
-            blocks=tuple(map(int, row["hash_ids"])),
+            blocks=tuple([ids.setdefault(block, len(ids)) for block in row["hash_ids"]]),
+            session=None if session is None else str(session),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class AgentTraffic:
-    """Agents that send their growing context again each turn: most turns hit high, first turns and resets low."""
+class BareRequest:
+    """A request of which nothing but its time and lengths is known."""
 
-    sessions_per_s: float
-    duration_s: float
-    first_tokens: int = 40_000
-    """Mean length of a first prompt."""
-    turn_tokens: int = 1_500
-    """Mean number of new tokens of a turn."""
-    output_tokens: int = 1_000
-    """Mean length of an answer."""
-    turns: int = 12
-    pause_s: float = 20.0
-    shared_tokens: int = 4_096
-    """Prefix that all sessions share."""
-    block_tokens: int = 256
-
-    def rows(self, rng: Rng) -> list[Row]:
-        """Make the rows, in order of time."""
-        made: list[Row] = []
-        at_s, fresh = 0.0, 1_000_000
-        while True:
-            at_s += _spread(rng, 1 / self.sessions_per_s)
-            if at_s >= self.duration_s:
-                return sorted(made, key=lambda row: row.at_s)
-            blocks = list(range(self.shared_tokens // self.block_tokens))
-            tokens = self.shared_tokens + int(_spread(rng, max(1, self.first_tokens - self.shared_tokens)))
-            turn_s = at_s
-            for _ in range(1 + int(_spread(rng, self.turns - 1))):
-                missing = -(-tokens // self.block_tokens) - len(blocks)
-                blocks.extend(range(fresh, fresh + missing))
-                fresh += missing + 1
-                answer = 1 + int(_spread(rng, self.output_tokens))
-                made.append(Row(turn_s, tokens, answer, tuple(blocks)))
-                blocks = blocks[: tokens // self.block_tokens]
-                tokens += answer + 1 + int(_spread(rng, self.turn_tokens))
-                turn_s += _spread(rng, self.pause_s) + 1.0
+    at_s: float
+    prompt_tokens: int
+    output_tokens: int
 
 
-def _spread(rng: Rng, mean: float) -> float:
-    """A number between 0 and twice the mean, most often near it."""
-    return mean * (rng.random() + rng.random())
+def read_azure(rows: Iterable[Mapping[str, str]]) -> Iterator[BareRequest]:
+    """Read rows of an Azure LLM trace (``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``); the first is at 0 s.
+
+    Raises KeyError or ValueError for rows that are something else.
+    """
+    start: datetime | None = None
+    for row in rows:
+        moment = datetime.fromisoformat(row["TIMESTAMP"][:26])
+        start = start or moment
+        yield BareRequest(
+            (moment - start).total_seconds(), max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
+        )
+
+
+def pace(rows: Sequence[Row], rate_per_s: float) -> list[Row]:
+    """Stretch or squeeze the times of rows (in order), so that ``rate_per_s`` requests come in a second on average."""
+    if not rows:
+        return []
+    first_s = rows[0].at_s
+    span_s = max(1e-9, rows[-1].at_s - first_s)
+    factor = len(rows) / rate_per_s / span_s
+    return [replace(row, at_s=(row.at_s - first_s) * factor) for row in rows]
+
+
+def mean_rate(rows: Sequence[Row]) -> float:
+    """Requests in a second, over the whole of ``rows`` (in order)."""
+    return len(rows) / max(1e-9, rows[-1].at_s - rows[0].at_s) if len(rows) > 1 else 1.0

@@ -6,7 +6,7 @@ import statistics
 import time
 
 from gateway.api.endpoint import parse
-from gateway.http.body import MOST_ENTRIES, MOST_VALUES
+from gateway.http.json_bounds import MOST_ENTRIES, MOST_VALUES
 
 BODY_BYTES = 30_000_000
 ROUNDS = 5

@@ -2,43 +2,35 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.e2e.kit import ABORT_GRACE_S, RATE_MBIT
-from tests.integration.faults import cut_link, kill_bridge, watch_admission
-from tests.integration.regions import Asked, Regions, eventually, in_catch_up, in_eager, in_main, in_prefill
+from tests.e2e.kit import ABORT_GRACE_S
+from tests.integration.faults import (
+    Fault,
+    Phase,
+    ask_and_break,
+    cut_link,
+    in_catch_up,
+    in_eager,
+    in_main,
+    in_prefill,
+    kill_bridge,
+    leave_in,
+)
+from tests.integration.regions import Asked, Regions, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="session")]
 
-Step = Callable[[Regions], Awaitable[None]]
 WORDS = 1600
 ANSWER_TOKENS = 280
-"""More than RLD can write while the KV of ``WORDS`` crosses."""
+MAIN_TOKENS = 1000
+"""Half of them take MD longer than it takes to kill it."""
 LONG_ANSWER_TOKENS = 3000
 IDLE_S = 3.0
 QUIET_BYTES = 8192
 QUIET_WITHIN_S = 2.0
 """Half of what the KV of the longest prompt takes to cross."""
-
-
-async def _ask_and_break(
-    regions: Regions, phase: Step, fault: Step, tokens: int = ANSWER_TOKENS, words: int = WORDS
-) -> Asked:
-    """Ask, and let the fault happen once the answer is in the phase."""
-    is_admitted = watch_admission(regions)
-
-    async def break_it() -> None:
-        assert await eventually(is_admitted, 20)
-        await phase(regions)
-        await fault(regions)
-
-    breaking = asyncio.create_task(break_it())
-    async with regions.ask(words=words, tokens=tokens) as asked:
-        await asked.read()
-    await breaking
-    return asked
 
 
 async def _assert_exact(regions: Regions, asked: Asked, tokens: int = ANSWER_TOKENS) -> None:
@@ -47,29 +39,11 @@ async def _assert_exact(regions: Regions, asked: Asked, tokens: int = ANSWER_TOK
 
 
 @pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
-async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: Step) -> None:
+async def test_client_that_leaves_frees_engines_and_link(whole: Regions, phase: Phase) -> None:
     """The client goes in the phase: KV stops crossing at once, and no engine goes on past its first token."""
-    is_admitted = watch_admission(whole)
-
-    async def read_on() -> None:
-        async with whole.ask(words=3000, tokens=LONG_ANSWER_TOKENS) as asked:
-            await asked.read()
-
-    reading = asyncio.create_task(read_on())
-    try:
-        assert await eventually(is_admitted, 20)
-        await phase(whole)
-    finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+    await leave_in(whole, phase, 3000, LONG_ANSWER_TOKENS)
     left_s = time.monotonic()
-
-    async def is_quiet() -> bool:
-        crossed = await whole.cluster.store_bytes()
-        await asyncio.sleep(0.2)
-        return await whole.cluster.store_bytes() - crossed < QUIET_BYTES
-
-    assert await eventually(is_quiet, QUIET_WITHIN_S)
+    assert await whole.link_quiet(QUIET_WITHIN_S, QUIET_BYTES)
     idle_s = IDLE_S + ABORT_GRACE_S
     assert await whole.engines_idle(max(0.0, left_s + idle_s - time.monotonic()))
 
@@ -79,11 +53,6 @@ async def stall_link(regions: Regions) -> None:
     await regions.control_wan("stall", on=True)
     await asyncio.sleep(1.5)
     await regions.control_wan("stall", on=False)
-
-
-async def slow_link(regions: Regions) -> None:
-    """Let the link lose most of its rate."""
-    await regions.control_wan("set", rate_mbit=RATE_MBIT / 10)
 
 
 async def kill_md(regions: Regions) -> None:
@@ -98,32 +67,30 @@ async def kill_rld(regions: Regions) -> None:
 
 @pytest.mark.parametrize("phase", [in_eager, in_main], ids=lambda phase: phase.__name__)
 @pytest.mark.parametrize("fault", [cut_link, stall_link, kill_bridge], ids=lambda fault: fault.__name__)
-async def test_faults_between_the_regions_leave_the_answer_exact(whole: Regions, fault: Step, phase: Step) -> None:
+async def test_faults_between_the_regions_leave_the_answer_exact(whole: Regions, fault: Fault, phase: Phase) -> None:
     """The link or the bridge fails in the phase: the ids are those of one engine, none lost or repeated."""
-    asked = await _ask_and_break(whole, phase, fault)
+    asked = await ask_and_break(whole, phase, fault, WORDS, ANSWER_TOKENS)
     await _assert_exact(whole, asked)
 
 
 async def test_slow_link_does_not_slow_the_relay(whole: Regions) -> None:
     """While the KV crosses at a tenth of the rate, RLD writes on, and the answer is exact."""
-    try:
-        asked = await _ask_and_break(whole, in_eager, slow_link)
-    finally:
-        await whole.control_wan("set", rate_mbit=RATE_MBIT)
+    async with whole.narrow_link(), whole.ask(words=WORDS, tokens=ANSWER_TOKENS) as asked:
+        await asked.read()
     await _assert_exact(whole, asked)
 
 
 async def test_relay_that_dies_is_replaced(whole: Regions) -> None:
     """RLD is killed while it writes: MD takes over once the KV is there, exactly."""
-    asked = await _ask_and_break(whole, in_eager, kill_rld)
+    asked = await ask_and_break(whole, in_eager, kill_rld, WORDS, ANSWER_TOKENS)
     await _assert_exact(whole, asked)
     assert asked.roles[-1] == "MD"
 
 
 async def test_main_that_dies_is_replaced(whole: Regions) -> None:
     """MD is killed while it writes: RLD goes on, exactly."""
-    asked = await _ask_and_break(whole, in_main, kill_md, tokens=1000)
-    await _assert_exact(whole, asked, 1000)
+    asked = await ask_and_break(whole, in_main, kill_md, WORDS, MAIN_TOKENS)
+    await _assert_exact(whole, asked, MAIN_TOKENS)
     assert asked.roles[-1] == "RLD"
 
 
@@ -134,7 +101,7 @@ async def kill_p(regions: Regions) -> None:
 
 async def test_prefill_that_dies_is_told_at_once(whole: Regions) -> None:
     """The only P is killed while it computes: the client gets a 503 that may be tried again, and no token."""
-    asked = await _ask_and_break(whole, in_prefill, kill_p, words=3000)
+    asked = await ask_and_break(whole, in_prefill, kill_p, 3000, ANSWER_TOKENS)
     assert asked.response.status_code == 503 and not asked.ids
     assert float(asked.response.headers["retry-after"]) > 0
 
@@ -146,7 +113,7 @@ async def kill_cache(regions: Regions) -> None:
 
 async def test_cache_server_that_dies_takes_md_out(whole: Regions) -> None:
     """MD's LMCache server is killed while RLD writes: MD is taken out until both are back, and no answer suffers."""
-    asked = await _ask_and_break(whole, in_eager, kill_cache)
+    asked = await ask_and_break(whole, in_eager, kill_cache, WORDS, ANSWER_TOKENS, main_follows=False)
     md = whole.gateway.pools["md1"]
 
     async def is_out() -> bool:
@@ -162,7 +129,8 @@ async def test_cache_server_that_dies_takes_md_out(whole: Regions) -> None:
     await kill_md(whole)
     await whole.cluster.children["md1"].wait()
     await whole.healed()
-    async with whole.ask(words=WORDS, tokens=ANSWER_TOKENS) as asked:
-        await asked.read()
+    with whole.relay_kept_to(ANSWER_TOKENS // 2, of=ANSWER_TOKENS):
+        async with whole.ask(words=WORDS, tokens=ANSWER_TOKENS) as asked:
+            await asked.read()
     await _assert_exact(whole, asked)
     assert asked.roles[-1] == "MD"

@@ -14,7 +14,8 @@ import pytest_asyncio
 from gateway.demo.cluster import MODEL, find_kv_events
 from tests.e2e.kit import FAR, RATE_MBIT, VllmKit
 from tests.e2e.test_relay import CHUNK_BYTES, CHUNK_TOKENS
-from tests.integration.regions import ANSWER_TOKENS, RELAYED, Regions, eventually, in_eager, open_front
+from tests.integration.faults import in_eager, leave_in
+from tests.integration.regions import ANSWER_TOKENS, RELAYED, Regions, eventually, open_front
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
@@ -63,8 +64,9 @@ async def test_relay_over_the_path(front: Regions) -> None:
     """
     cluster = front.cluster
     crossed, cached = await cluster.store_bytes(), await cluster.taken_from_store(FAR)
-    async with front.ask(words=WORDS) as asked:
-        await asked.read()
+    with front.relay_kept_to(ANSWER_TOKENS // 2, of=ANSWER_TOKENS):
+        async with front.ask(words=WORDS) as asked:
+            await asked.read()
     chunks = len(asked.prompt_ids) // CHUNK_TOKENS
     assert asked.error is None and asked.ids == await front.alone(asked)
     assert asked.roles[0] == "P" and asked.roles[-1] == "MD"
@@ -76,11 +78,10 @@ async def test_client_that_leaves_stops_what_can_be_stopped(front: Regions) -> N
     """The client goes while the KV crosses: prefetches end with their slice; engines are free again in any case."""
     link = front.gateway.links.get("a", "b")
     assert link is not None
-    async with front.ask(words=3000, tokens=ANSWER_TOKENS) as asked:
-        await asked.read(until=lambda asked: bool(asked.ids))
-        await in_eager(front)
-        crossed = await front.cluster.store_bytes()
+    await leave_in(front, in_eager, 3000, ANSWER_TOKENS)
+    crossed = await front.cluster.store_bytes()
     assert await eventually(lambda: front.engines_idle(0.5), 30.0)
     if link.path.traits.can_stop:
+        assert await front.link_quiet(10.0, CHUNK_BYTES // 16)
         rest = await front.cluster.store_bytes() - crossed
         assert rest <= (PREFETCH_SLICE_CHUNKS + 1) * CHUNK_BYTES

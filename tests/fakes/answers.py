@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from backends.types import TokenLogprob
-from gateway.errors import GatewayError
 from gateway.relay.types import AnswerSink, Finish, GenerationRequest, Tokens
 from tests.fakes.gates import HoldGate, Watch
 
@@ -14,7 +13,7 @@ class KeepAlive:
     """A sign of life."""
 
 
-Step = Tokens | KeepAlive | Finish | GatewayError | HoldGate
+Step = Tokens | KeepAlive | Finish | Exception | HoldGate
 """One step of an answer: something to give, a failure to raise, a gate to wait at."""
 
 
@@ -44,7 +43,7 @@ class ScriptedAnswer:
             match step:
                 case HoldGate():
                     await step.hold()
-                case GatewayError():
+                case Exception():
                     raise step
                 case Tokens():
                     sink.take(step)

@@ -94,6 +94,8 @@ class FakeEngine(AppServer):
         self.event_sources = event_sources
         self.script = script or Script()
         self.scripts: deque[Script] = deque()
+        self.judge: Callable[[list[int]], Script | None] = lambda prompt: None
+        """Names another script for some prompts."""
         self.calls: list[Call] = []
         self.questions = 0
         """Requests for anything but tokens: probes, loads."""
@@ -200,6 +202,7 @@ class FakeEngine(AppServer):
 
     async def _answer(self, call: Call, send: Send) -> State:
         script = self.scripts.popleft() if self.scripts else self.script
+        script = self.judge(call.prompt) or script
         if script.arrival:
             await script.arrival.hold()
         refusal = script.fault if isinstance(script.fault, Refuse) else self._refusal(call)

@@ -62,9 +62,9 @@ class HoldGate:
             if waiter in self._held:
                 self._held.remove(waiter)
 
-    async def arrivals(self, count: int = 1) -> None:
-        """Wait until ``count`` have come in all, held or not."""
-        await self._watch.until(lambda: self.arrived >= count)
+    async def arrivals(self, count: int = 1, within_s: float = 10.0) -> None:
+        """Wait until ``count`` have come in all, held or not. Raises TimeoutError."""
+        await self._watch.until(lambda: self.arrived >= count, within_s)
 
     def release(self, count: int = 1) -> None:
         """Let ``count`` go, those held first, in order; what is left lets later ones through."""

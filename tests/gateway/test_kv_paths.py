@@ -60,6 +60,11 @@ async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
         ({"path": "carrier_pigeon"}, r"links\[0\].path"),
         ({"path": "nixl", "lease_s": 0}, r"links\[0\].lease_s"),
         ({"bridge": URL, "world_size": 0}, r"links\[0\].world_size"),
+        ({"path": "nixl", "dest_world_size": 2}, r"links\[0\].dest_world_size: path nixl does not regroup KV heads"),
+        (
+            {"bridge": URL, "dialect": "lmcache", "hash_seed": 0, "kv_layout": "packed"},
+            r"links\[0\].kv_layout: LMCache inside the engines .* knows split only",
+        ),
         ({"bridge": URL, "dialect": "lmcache"}, r"links\[0\].hash_seed: .* PYTHONHASHSEED, or from a random number"),
         ({"bridge": URL, "hash_seed": 0}, r"links\[0\].hash_seed: dialect lmcache-mp has none"),
         ({"bridge": URL, "dialect": "lmcache", "hash_seed": -1}, r"links\[0\].hash_seed"),

@@ -1,18 +1,86 @@
-"""What tests with two regions do to them, and when."""
+"""What tests with two regions do to them, and when.
 
-from collections.abc import Awaitable, Callable
+A phase is a block: it begins once the newest answer is in it, and the answer stays in it until the block ends.
+"""
 
-from tests.integration.regions import Regions
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+from tests.integration.holds import Hold
+from tests.integration.regions import Asked, Regions
+
+Phase = Callable[[Regions], AbstractAsyncContextManager[None]]
+Fault = Callable[[Regions], Awaitable[None]]
+REACHED_WITHIN_S = 60.0
 
 
-def watch_admission(regions: Regions) -> Callable[[], Awaitable[bool]]:
-    """Return what says whether the gateway has taken a request since now."""
-    before = regions.newest_timeline().get("request_id")
+@asynccontextmanager
+async def in_prefill(regions: Regions) -> AsyncIterator[None]:
+    """P computes the prompt."""
+    with regions.holds.hold(Hold("prefill")) as gate:
+        await gate.arrivals(within_s=REACHED_WITHIN_S)
+        yield
 
-    async def is_admitted() -> bool:
-        return bool(regions.newest_timeline().get("request_id") != before)
 
-    return is_admitted
+@asynccontextmanager
+async def in_eager(regions: Regions) -> AsyncIterator[None]:
+    """RLD writes while the KV is on its way."""
+    async with regions.narrow_link():
+        with regions.holds.hold(Hold("relay", after=1)) as gate:
+            await gate.arrivals(within_s=REACHED_WITHIN_S)
+            yield
+
+
+@asynccontextmanager
+async def in_catch_up(regions: Regions) -> AsyncIterator[None]:
+    """MD extends while RLD writes."""
+    with regions.holds.hold(Hold("extend")) as gate:
+        await gate.arrivals(within_s=REACHED_WITHIN_S)
+        yield
+
+
+@asynccontextmanager
+async def in_main(regions: Regions) -> AsyncIterator[None]:
+    """MD writes."""
+    with regions.holds.hold(Hold("final", after=1)) as gate:
+        await gate.arrivals(within_s=REACHED_WITHIN_S)
+        yield
+
+
+async def ask_and_break(
+    regions: Regions, phase: Phase, fault: Fault, words: int, tokens: int, *, main_follows: bool = True
+) -> Asked:
+    """Ask, and let the fault happen in the phase. Where MD ``main_follows``, RLD writes at most half before it does."""
+
+    async def break_it() -> None:
+        async with phase(regions):
+            await fault(regions)
+
+    breaking = asyncio.create_task(break_it())
+    with regions.relay_kept_to(tokens // 2 if main_follows else tokens, of=tokens):
+        async with regions.ask(words=words, tokens=tokens) as asked:
+            await asked.read()
+    await breaking
+    return asked
+
+
+async def leave_in(regions: Regions, phase: Phase, words: int, tokens: int) -> None:
+    """Ask, and let the client leave in the phase."""
+
+    async def read_on() -> None:
+        with regions.relay_kept_to(tokens // 2, of=tokens):
+            async with regions.ask(words=words, tokens=tokens) as asked:
+                await asked.read()
+
+    reading = asyncio.create_task(read_on())
+    try:
+        async with phase(regions):
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 async def kill_bridge(regions: Regions) -> None:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from gateway.demo.cluster import Cluster, ReferenceKit, role_of
+from gateway.demo.cluster import Cluster, ReferenceKit
 from gateway.demo.processes import Child
 
 # As the command sets it before it imports anything.
@@ -122,10 +122,6 @@ class Fork(Child):
         return cast(Process, await self._forker.fork(self._command, log.fileno()))
 
 
-RELAY_STEP_MS = 8.0
-"""An RLD must still write when the KV has crossed, on a quick machine too."""
-
-
 class ForkedKit(ReferenceKit):
     """The reference engine, forked."""
 
@@ -134,7 +130,4 @@ class ForkedKit(ReferenceKit):
 
     def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:
         """See ``EngineKit``."""
-        arguments = [*self.arguments(cluster, name, listen), "--die-with-parent"]
-        if role_of(name) == "RLD":
-            arguments += ["--min-step-ms", str(RELAY_STEP_MS)]
-        return Fork(name, cluster.folder, self._forker, arguments)
+        return Fork(name, cluster.folder, self._forker, [*self.arguments(cluster, name, listen), "--die-with-parent"])

@@ -3,8 +3,8 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,9 +21,10 @@ from gateway.config.settings import parse_settings
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, EngineKit, ReferenceKit, bridge_child, run_cluster
 from gateway.demo.scenarios import run_alone
 from policies.rules import parse_rules
+from tests.integration.holds import HeldEngine, Hold, Holds
 
 PROMPT_WORDS, ANSWER_TOKENS = 300, 500
-"""At 10 Mbit/s the prompt's KV crosses in one and a half seconds; RLD, slowed to four for the answer, still writes."""
+NARROW = 10.0
 QUICK = {"transfer_retry_backoff_s": 0.1, "transfer_retry_backoff_max_s": 0.5, "keepalive_s": 5.0}
 RELAYED: dict[str, Any] = {
     "direct_wan_bound_s": 0,
@@ -95,6 +96,7 @@ class Regions:
     gateway: Gateway
     base_url: str
     client: httpx.AsyncClient
+    holds: Holds
     _seed: list[int]
 
     def use(self, rules: dict[str, Any]) -> None:
@@ -105,6 +107,22 @@ class Regions:
         """A prompt that no cache has."""
         self._seed[0] += 1
         return long_prompt(10_000 + self._seed[0], words)
+
+    @contextmanager
+    def relay_kept_to(self, tokens: int, of: int) -> Iterator[None]:
+        """In the block RLD gives but ``tokens`` ``of`` an answer's until MD writes, which so has something to do."""
+        with self.holds.hold(Hold("relay", left=of - tokens, until_main=True)):
+            yield
+
+    @asynccontextmanager
+    async def narrow_link(self) -> AsyncIterator[None]:
+        """In the block the link has so little of its rate that no prompt's KV crosses."""
+        rate_mbit = self.cluster.plan.rate_mbit
+        await self.control_wan("set", rate_mbit=rate_mbit / NARROW)
+        try:
+            yield
+        finally:
+            await self.control_wan("set", rate_mbit=rate_mbit)
 
     @asynccontextmanager
     async def ask(self, words: int = PROMPT_WORDS, tokens: int = ANSWER_TOKENS, **fields: Any) -> AsyncIterator[Asked]:
@@ -122,9 +140,9 @@ class Regions:
         async with self.client.stream("POST", url, json=body | fields, headers={"x-pdd-trace": "1"}) as response:
             yield Asked(response, [], [], [])
 
-    async def alone(self, asked: Asked, tokens: int = ANSWER_TOKENS) -> list[int]:
+    async def alone(self, asked: Asked, tokens: int = ANSWER_TOKENS, model: str = MODEL) -> list[int]:
         """What one engine gives for the same prompt."""
-        return await run_alone(self.cluster.children["p1"].url, MODEL, asked.prompt_ids, tokens)
+        return await run_alone(self.cluster.children["p1"].url, model, asked.prompt_ids, tokens)
 
     async def control_wan(self, verb: str, **body: Any) -> None:
         """Stall, cut, heal or set the link."""
@@ -135,15 +153,6 @@ class Regions:
         """The course of the newest request."""
         newest = self.gateway.timelines.newest()
         return newest.as_dict() if newest else {"events": []}
-
-    async def reached(self, event: str, within_s: float = 60.0, **details: Any) -> bool:
-        """Wait until the newest request's timeline has an event."""
-
-        async def is_so() -> bool:
-            events = self.newest_timeline()["events"]
-            return any(one["event"] == event and details.items() <= one.items() for one in events)
-
-        return await eventually(is_so, within_s)
 
     async def restart(self, name: str) -> None:
         """Start a killed child again, under its old address."""
@@ -191,6 +200,16 @@ class Regions:
                 count += sum(read_samples(page, "vllm:num_requests_waiting"))
         return int(count)
 
+    async def link_quiet(self, within_s: float, bytes_: int) -> bool:
+        """Whether KV stops crossing, soon: fewer than so many bytes come in a fifth of a second."""
+
+        async def is_so() -> bool:
+            crossed = await self.cluster.store_bytes()
+            await asyncio.sleep(0.2)
+            return await self.cluster.store_bytes() - crossed < bytes_
+
+        return await eventually(is_so, within_s)
+
     async def engines_idle(self, within_s: float) -> bool:
         """Whether no engine has a request, soon."""
 
@@ -225,28 +244,11 @@ async def open_front(cluster: Cluster, changes: dict[str, Any], seed: int = 0) -
     async with open_gateway(settings) as gateway, httpx.AsyncClient(timeout=60.0) as client:
         serving = asyncio.create_task(serve(gateway.app, listener, on_stop=lambda: None))
         try:
-            yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, [seed])
+            holds = Holds()
+            for instance in gateway.pools.instances:
+                instance.engine = HeldEngine(instance.engine, holds)
+            yield Regions(cluster, gateway, f"http://127.0.0.1:{listener.getsockname()[1]}", client, holds, [seed])
         finally:
             serving.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
-
-
-async def in_prefill(regions: Regions) -> None:
-    """P computes the prompt."""
-    assert await regions.reached("leg_started", kind="prefill"), regions.newest_timeline()
-
-
-async def in_eager(regions: Regions) -> None:
-    """RLD writes while the KV is on its way."""
-    assert await regions.reached("leg_started", kind="relay"), regions.newest_timeline()
-
-
-async def in_catch_up(regions: Regions) -> None:
-    """MD extends while RLD writes."""
-    assert await regions.reached("leg_started", kind="extend"), regions.newest_timeline()
-
-
-async def in_main(regions: Regions) -> None:
-    """MD writes."""
-    assert await regions.reached("joint", role="MD"), regions.newest_timeline()

@@ -4,28 +4,27 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.integration.faults import cut_link, kill_bridge, watch_admission
-from tests.integration.regions import (
-    ANSWER_TOKENS,
-    RELAYED,
-    Regions,
-    eventually,
+from tests.integration.faults import (
+    Fault,
+    Phase,
+    ask_and_break,
+    cut_link,
     in_catch_up,
     in_eager,
     in_main,
     in_prefill,
+    kill_bridge,
+    leave_in,
 )
+from tests.integration.regions import ANSWER_TOKENS, PROMPT_WORDS, RELAYED, Regions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
 
 FREEZE_WORDS = 200
 """Their KV crosses before anybody notices that MD is not there."""
-
-Fault = Callable[[Regions], Awaitable[None]]
 
 
 def _instance(regions: Regions, role: str) -> str:
@@ -67,19 +66,9 @@ def _heal_soon(regions: Regions) -> None:
 @pytest.mark.parametrize(
     "fault", [kill_rld, kill_md, kill_bridge, cut_link, stall_link], ids=lambda fault: fault.__name__
 )
-async def test_any_single_fault_leaves_the_answer_exact(whole: Regions, fault: Fault, phase: Fault) -> None:
+async def test_any_single_fault_leaves_the_answer_exact(whole: Regions, fault: Fault, phase: Phase) -> None:
     """RLD, MD, the bridge or the link fails in the phase: the ids are those of one engine, none lost or repeated."""
-    is_admitted = watch_admission(whole)
-
-    async def break_it() -> None:
-        assert await eventually(is_admitted, 10)
-        await phase(whole)
-        await fault(whole)
-
-    breaking = asyncio.create_task(break_it())
-    async with whole.ask() as asked:
-        await asked.read()
-    await breaking
+    asked = await ask_and_break(whole, phase, fault, PROMPT_WORDS, ANSWER_TOKENS)
     assert asked.error is None and asked.done and asked.finish_reason == "length"
     assert asked.ids == await whole.alone(asked)
 
@@ -89,24 +78,17 @@ async def test_a_frozen_md_costs_the_client_seconds(whole: Regions) -> None:
     whole.use(RELAYED | {"handoff": {"mode": "one_shot"}})
     for instance in whole.gateway.pools.instances:
         instance.extend_tokens_per_s = 1000.0
-    before = whole.newest_timeline().get("request_id")
+    frozen: list[int] = []
 
-    async def is_admitted() -> bool:
-        return whole.newest_timeline().get("request_id") != before
+    async def freeze(regions: Regions) -> None:
+        frozen.append(regions.cluster.children[_instance(regions, "main")].pid)
+        os.kill(frozen[0], signal.SIGSTOP)
 
-    async def freeze() -> int:
-        assert await eventually(is_admitted, 10)
-        await in_eager(whole)
-        pid = whole.cluster.children[_instance(whole, "main")].pid
-        os.kill(pid, signal.SIGSTOP)
-        return pid
-
-    freezing = asyncio.create_task(freeze())
     try:
-        async with whole.ask(words=FREEZE_WORDS) as asked:
-            await asked.read()
+        asked = await ask_and_break(whole, in_eager, freeze, FREEZE_WORDS, ANSWER_TOKENS)
     finally:
-        os.kill(await freezing, signal.SIGCONT)
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
     assert asked.error is None and asked.done
     assert asked.ids == await whole.alone(asked)
     events = whole.newest_timeline()["events"]
@@ -127,33 +109,18 @@ async def test_no_decode_instance_left_is_an_error_that_the_client_sees(whole: R
 
 
 @pytest.mark.parametrize("phase", [in_prefill, in_eager, in_catch_up, in_main], ids=lambda phase: phase.__name__)
-async def test_client_that_leaves_frees_everything_within_a_second(whole: Regions, phase: Fault) -> None:
+async def test_client_that_leaves_frees_everything_within_a_second(whole: Regions, phase: Phase) -> None:
     """The client goes in the phase: within 1 s no engine has the request, and no more KV crosses the link."""
-    is_admitted = watch_admission(whole)
-
-    async def read_on() -> None:
-        async with whole.ask(words=2000, tokens=4000) as asked:
-            await asked.read()
-
-    reading = asyncio.create_task(read_on())
-    assert await eventually(is_admitted, 10)
-    await phase(whole)
-    reading.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
+    await leave_in(whole, phase, 2000, 4000)
     left_s = time.monotonic()
     assert await whole.engines_idle(1.0)
-
-    async def is_quiet() -> bool:
-        crossed = await whole.cluster.store_bytes()
-        await asyncio.sleep(0.2)
-        return await whole.cluster.store_bytes() - crossed < 4096
-
-    assert await eventually(is_quiet, max(0.0, left_s + 1.0 - time.monotonic()) + 0.3)
+    assert await whole.link_quiet(max(0.0, left_s + 1.0 - time.monotonic()) + 0.3, 4096)
 
 
 async def test_answer_is_exact_without_faults(whole: Regions) -> None:
     """The plain relay gives one engine's ids, by all three roles."""
-    async with whole.ask() as asked:
-        await asked.read()
+    with whole.relay_kept_to(ANSWER_TOKENS // 2, of=ANSWER_TOKENS):
+        async with whole.ask() as asked:
+            await asked.read()
     assert asked.ids == await whole.alone(asked)
     assert len(asked.ids) == ANSWER_TOKENS and set(asked.roles) == {"P", "RLD", "MD"}

@@ -31,8 +31,9 @@ class OddKit(ForkedKit):
 
 async def ask_exactly(regions: Regions) -> Asked:
     """Ask, and compare with what one engine says."""
-    async with regions.ask(WORDS, TOKENS) as asked:
-        await asked.read()
+    with regions.relay_kept_to(TOKENS // 2, of=TOKENS):
+        async with regions.ask(WORDS, TOKENS) as asked:
+            await asked.read()
     assert asked.done and asked.error is None
     assert asked.ids == await regions.alone(asked, TOKENS)
     return asked

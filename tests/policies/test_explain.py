@@ -26,6 +26,7 @@ def test_a_relay_is_explained() -> None:
         "main": "m1",
         "link": ["a", "b"],
         "classic": False,
+        "fused": False,
     }
     assert told["reason"] == "wan_slow"
     assert told["why"] == REASONS["wan_slow"]

@@ -30,10 +30,10 @@ def choose(
     load: float = 0.0,
     speed: float | None = None,
     previous: int | None = None,
-    lost: bool = False,
+    cold: bool = False,
 ) -> HandoffStep:
     """The next step of a hand-off with ``pending`` tokens."""
-    return choose_step(Handoff(pending, rounds, previous, lost), load, speed, rules)
+    return choose_step(Handoff(pending, rounds, previous, cold), load, speed, rules)
 
 
 def test_one_shot_hands_over_at_once() -> None:
@@ -42,18 +42,26 @@ def test_one_shot_hands_over_at_once() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "one_shot", "catch_up"])
-@pytest.mark.parametrize("pending", [0, 1, 900])
-def test_a_lost_main_has_to_answer_first(mode: Literal["auto", "one_shot", "catch_up"], pending: int) -> None:
-    """SPL-46: after MD was lost RLD goes on, in every mode, while the next one extends all that is pending."""
-    assert choose(pending, HandoffRules(mode=mode), load=2.0, lost=True) == ExtendBatch(max(1, pending), "main_lost")
+@pytest.mark.parametrize("pending", [0, 1, 500])
+def test_a_cold_main_has_to_answer_first(mode: Literal["auto", "one_shot", "catch_up"], pending: int) -> None:
+    """SPL-46: in every mode, and however busy RLD is, it goes on while a cold MD extends all that is pending."""
+    assert choose(pending, HandoffRules(mode=mode), load=2.0, cold=True) == ExtendBatch(max(1, pending), "main_cold")
 
 
-@pytest.mark.parametrize("mode", ["auto", "one_shot", "catch_up"])
-def test_a_main_that_computes_the_prompt_extends_first(mode: Literal["auto", "one_shot", "catch_up"]) -> None:
-    """Without the prompt's KV MD's first extend takes long: RLD goes on meanwhile in every mode, and then as always."""
-    first, then = Handoff(5, 0, kv_hopeless=True), Handoff(5, 1, kv_hopeless=True)
-    assert choose_step(first, 2.0, None, HandoffRules(mode=mode)) == ExtendBatch(5, "kv_hopeless")
-    assert isinstance(choose_step(then, 2.0, None, HandoffRules(mode=mode)), FinalNow)
+@pytest.mark.parametrize(("mode", "tokens"), [("auto", 100), ("catch_up", 100), ("one_shot", 390)])
+def test_a_warm_leg_takes_what_its_mode_takes_at_once(
+    mode: Literal["auto", "one_shot", "catch_up"], tokens: int
+) -> None:
+    """Where MD shall catch up in batches the first one is no larger, and one-shot hands everything over in it."""
+    rules = HandoffRules(mode=mode, batch_tokens=100, max_rounds=4)
+    assert choose(390, rules, cold=True) == ExtendBatch(tokens, "main_cold")
+
+
+def test_a_warm_leg_counts_as_a_round() -> None:
+    """With one round only the warm leg is that round, and takes everything."""
+    rules = HandoffRules(mode="catch_up", batch_tokens=100, max_rounds=1)
+    assert choose(390, rules, cold=True) == ExtendBatch(390, "main_cold")
+    assert choose(390, rules, rounds=1) == FinalNow("rounds_spent")
 
 
 @pytest.mark.parametrize(("load", "final"), [(0.74, False), (0.75, True), (2.0, True)])
@@ -129,12 +137,14 @@ def test_hand_off_ends(
     """Whatever RLD writes during the extends, the final comes within the rounds, and no extend is empty or too long."""
     sealed, emitted, previous = 0, pending, None
     for rounds in range(rules.max_rounds + 1):
-        step = choose(emitted - sealed, rules, rounds=rounds, load=load, speed=speed, previous=previous)
+        cold = rounds == 0
+        step = choose(emitted - sealed, rules, rounds=rounds, load=load, speed=speed, previous=previous, cold=cold)
         if isinstance(step, FinalNow):
+            assert not cold
             return
-        assert 1 <= step.tokens <= emitted - sealed
-        previous = emitted - sealed
-        sealed += step.tokens
+        assert 1 <= step.tokens <= max(emitted - sealed, cold)
+        previous = None if cold else emitted - sealed
+        sealed = min(sealed + step.tokens, emitted)
         emitted += made_per_round[rounds]
     pytest.fail("no final within the rounds")
 

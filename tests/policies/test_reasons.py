@@ -61,6 +61,7 @@ GIVEN: dict[str, Callable[[], str | None]] = {
     "ids_missing": lambda: ask(seen=snapshot(P1, R1, replace(M1, streams_ids=False))),
     "wan_slow": ask,
     "relay_only": lambda: ask(pipelines=["relay"]),
+    "fused": lambda: ask(relay={"fused": "auto"}),
     "singular_misaligned": lambda: ask(COLD, snapshot(singular=SPARE, alignment=BEHIND)),
     "singular_budget_spent": lambda: ask(COLD, snapshot(singular=SingularUse(4.0, 10.0))),
     "main_down": lambda: ask(seen=snapshot(P1, R1, replace(M1, healthy=False))),

@@ -2,28 +2,50 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.kv.bridge.keys import DIALECTS
-from backends.kv.bridge.types import DialectName, TransferChange, TransferLine, TransferOrder
+from backends.kv.bridge.types import (
+    DialectName,
+    FoundKeys,
+    KeySearch,
+    TransferChange,
+    TransferLine,
+    TransferOrder,
+)
 from backends.transport.client import HttpOrigin, Response
-from backends.types import LinkState, PathTraits, TransferPriority, TransferProgress, TransferRequest
+from backends.types import (
+    FoundKey,
+    HeadLayout,
+    LinkState,
+    PathTraits,
+    StoreSide,
+    TransferPriority,
+    TransferProgress,
+    TransferRequest,
+)
 
 log = logging.getLogger(__name__)
 
 _DEADLINE_GRACE_S = 10.0
 _LINK_TIMEOUT_S = 5.0
 _CHANGE_TIMEOUT_S = 5.0
+_LOOK_TIMEOUT_S = 20.0
 _MAX_LINE_BYTES = 64 * 1024
 _LINE = msgspec.json.Decoder(TransferLine)
 _LINK = msgspec.json.Decoder(LinkState)
+_FOUND = msgspec.json.Decoder(FoundKeys)
+
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(slots=True)
@@ -39,14 +61,27 @@ class _Urgency:
 
 class BridgePath:
     """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks, and
-    ``hash_seed`` is that of ``KeyRequest``."""
+    ``hash_seed`` is that of ``KeyRequest``. ``dest_world_size``: the receiving engines' ranks, None: as many.
+    ``layout``: how chunks hold heads. ``separate_groups``: the stores keep groups of layers apart."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
-    def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1, hash_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        dtype: str = "float32",
+        world_size: int = 1,
+        dest_world_size: int | None = None,
+        layout: HeadLayout = "packed",
+        separate_groups: bool = False,
+        hash_seed: int | None = None,
+    ) -> None:
         self._origin = HttpOrigin(url)
         self._dtype = dtype
-        self._world_size = world_size
+        self._worlds = (world_size, dest_world_size or world_size)
+        self._layout: HeadLayout = layout
+        self._separate_groups = separate_groups
         self._urgencies: dict[str, _Urgency] = {}
         self._hash_seed = hash_seed
 
@@ -54,21 +89,7 @@ class BridgePath:
         """See ``KvPath``. A bridge that is away, refuses, dies or does not keep the deadline raises TransferFailed."""
         if request.dialect not in DIALECTS:
             raise TransferFailed(f"unknown key dialect {request.dialect!r}")
-        body = msgspec.json.encode(
-            TransferOrder(
-                transfer_id=request.transfer_id,
-                dialect=cast(DialectName, request.dialect),
-                model=request.model,
-                token_ids=list(request.token_ids),
-                chunk_tokens=request.chunk_tokens,
-                salt=request.salt,
-                dtype=self._dtype,
-                world_size=self._world_size,
-                hash_seed=self._hash_seed,
-                deadline_s=request.deadline_s,
-                priority=request.priority,
-            )
-        )
+        body = msgspec.json.encode(self._order(request))
         urgency = self._urgencies[request.transfer_id] = _Urgency(request.priority, request.priority)
         try:
             response = await self._origin.send(
@@ -97,6 +118,38 @@ class BridgePath:
             if self._urgencies.get(request.transfer_id) is urgency:
                 del self._urgencies[request.transfer_id]
         raise TransferFailed("bridge: the stream ended before the transfer did")
+
+    def _order(self, request: TransferRequest) -> TransferOrder:
+        shape, (world_size, dest_world_size) = request.kv_shape, self._worlds
+        chunk_bytes = None
+        if shape is not None and shape.layout == "latent":
+            world_size = dest_world_size = 1  # LMCache keeps it once, whatever the ranks
+        elif shape is not None:
+            shape = structs.replace(shape, layout=self._layout)
+        windows = None
+        if self._separate_groups:
+            shape = None  # a group's chunks have a part of it
+            windows = [None if tokens is None else -(-tokens // request.chunk_tokens) for tokens in request.kv_groups]
+        if shape is not None:
+            copies = max(1, world_size // shape.heads)  # each head is on so many ranks
+            chunk_bytes = shape.token_bytes * copies * request.chunk_tokens
+        return TransferOrder(
+            transfer_id=request.transfer_id,
+            dialect=cast(DialectName, request.dialect),
+            model=request.model,
+            token_ids=list(request.token_ids),
+            chunk_tokens=request.chunk_tokens,
+            salt=request.salt,
+            dtype=self._dtype,
+            world_size=world_size,
+            dest_world_size=dest_world_size,
+            shape=shape,
+            chunk_bytes=chunk_bytes,
+            group_windows=windows,
+            hash_seed=self._hash_seed,
+            deadline_s=request.deadline_s,
+            priority=request.priority,
+        )
 
     def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
         """See ``KvPath``. The bridge is told as soon as it knows the transfer, and of the newest class only."""
@@ -127,17 +180,27 @@ class BridgePath:
 
     async def link(self) -> LinkState:
         """What the bridge has measured of its link. Raises EngineUnavailable or EngineBroken."""
-        response = await self._origin.send("GET", "/v1/link", head_timeout_s=_LINK_TIMEOUT_S)
+        return await self._ask("GET", "/v1/link", b"", _LINK, _LINK_TIMEOUT_S)
+
+    async def find_keys(self, side: StoreSide, markers: Sequence[str]) -> list[FoundKey]:
+        """Keys of a store that have one of ``markers`` in their name. Raises EngineUnavailable or EngineBroken."""
+        body = msgspec.json.encode(KeySearch(side, list(markers)))
+        return (await self._ask("POST", "/v1/keys", body, _FOUND, _LOOK_TIMEOUT_S)).keys
+
+    async def _ask(
+        self, verb: str, path: str, body: bytes, decoder: msgspec.json.Decoder[_Answer], timeout_s: float
+    ) -> _Answer:
+        response = await self._origin.send(verb, path, body, head_timeout_s=timeout_s)
         try:
-            body = await response.body()
+            answer = await response.body()
         finally:
             await response.aclose()
         if response.status != 200:
-            raise EngineUnavailable(f"the bridge answered {response.status}")
+            raise EngineUnavailable(f"the bridge answered {response.status}: {_cut(answer)}")
         try:
-            return _LINK.decode(body)
-        except msgspec.DecodeError as error:
-            raise EngineBroken(f"the bridge's link state is malformed: {error}") from None
+            return decoder.decode(answer)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise EngineBroken(f"the bridge's answer to {path} is malformed: {error}") from None
 
     async def aclose(self) -> None:
         """Close all connections, which stops the transfers that run."""
@@ -154,7 +217,7 @@ async def _lines(response: Response) -> AsyncGenerator[TransferLine, None]:
         for text in whole:
             try:
                 yield _LINE.decode(text)
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, RecursionError):
                 raise TransferFailed("bridge: a malformed line") from None
 
 
@@ -163,10 +226,19 @@ def _progress(line: TransferLine) -> TransferProgress:
     if line.state not in ("open", "moving", "complete"):
         raise TransferFailed(f"bridge: {line.error or line.state}")
     return TransferProgress(
-        line.state, line.chunks_total, line.chunks_done, line.chunks_present, line.wan_bytes, line.first_seen
+        line.state,
+        line.chunks_total,
+        line.chunks_done,
+        line.chunks_present,
+        line.wan_bytes,
+        line.first_seen,
+        line.chunk_bytes,
     )
 
 
 async def _reason(response: Response) -> str:
-    body = (await response.body())[:300].decode(errors="replace")
-    return f"the bridge answered {response.status}: {body}"
+    return f"the bridge answered {response.status}: {_cut(await response.body())}"
+
+
+def _cut(body: bytes) -> str:
+    return body[:300].decode(errors="replace")

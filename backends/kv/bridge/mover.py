@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from backends.kv.bridge.pace import LinkPace, OrderMark
 from backends.kv.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection
 from backends.kv.bridge.schedule import TransferSchedule
-from backends.kv.bridge.stores import ChunkRefused, DestinationStore, SourceStore
+from backends.kv.bridge.stores import ChunkRefused, DestinationStore, Shard, SourceStore, make_shards
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import BridgeCounts, BridgeLimits, ChunkFetch, ChunkId, TransferStanding
-from backends.types import TransferPriority
+from backends.types import StoreSide, TransferPriority
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class Mover:
     """Moves chunks from ``source`` to ``destination`` while ``run`` runs."""
 
     def __init__(self, source: StoreAddress, destination: StoreAddress, limits: BridgeLimits) -> None:
+        self._addresses: dict[StoreSide, StoreAddress] = {"source": source, "dest": destination}
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self.pace = LinkPace(max_window_bytes=limits.memory_bytes, rate_cap_bytes_per_s=limits.rate_cap_bytes_per_s)
@@ -119,6 +120,15 @@ class Mover:
         """End ``transfer`` if it is open still; another one under its id is left alone."""
         if self.transfers.get(transfer.id) is transfer:
             self.close(transfer.id)
+
+    @property
+    def silence_s(self) -> float:
+        """How long a store may be silent."""
+        return self._limits.silence_s
+
+    def address_of(self, side: StoreSide) -> StoreAddress:
+        """Where one of the two stores is."""
+        return self._addresses[side]
 
     @property
     def destination_up(self) -> bool:
@@ -228,11 +238,13 @@ class Mover:
         self.pace.delivered(mark, self._loop.time())
         self.schedule.received(fetch)
         self._pump()
-        await self._write(fetch, *found)
+        await self._write(fetch, found)
 
-    async def _write(self, fetch: ChunkFetch, guard: bytes, value: bytes | bytearray | memoryview) -> None:
+    async def _write(self, fetch: ChunkFetch, shards: list[Shard]) -> None:
         try:
-            await self.destination.put(fetch.chunk, guard, value)
+            if fetch.chunk.made is not None:
+                shards = await asyncio.to_thread(make_shards, fetch.chunk.made, shards)
+            await self.destination.put(fetch.chunk, shards)
         except ChunkRefused as error:
             self._refuse(fetch.chunk, str(error))
             return
@@ -287,13 +299,14 @@ class Mover:
             else:
                 self._chunk_bytes = size
                 self.schedule.seen(chunk, size)
-                self._tell_first_seen(chunk)
+                self._tell_seen(chunk, size // len(chunk.read_keys))
         self._pump()
 
-    def _tell_first_seen(self, chunk: ChunkId) -> None:
+    def _tell_seen(self, chunk: ChunkId, size_bytes: int) -> None:
         """Who waits for P's KV learns that it comes, also when the chunk itself has to queue for the link."""
         for transfer_id in self.schedule.wanters(chunk):
             transfer = self.transfers[transfer_id]
+            transfer.chunk_bytes = size_bytes
             if not transfer.standing.first_seen:
                 standing = self.schedule.standing(transfer_id)
                 if standing.first_seen:

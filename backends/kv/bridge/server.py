@@ -2,7 +2,7 @@
 
 ``POST /v1/transfers`` streams a transfer's progress as lines of JSON; a client that goes away stops its transfer.
 ``PATCH /v1/transfers/{id}`` gives one another priority class, ``DELETE`` stops it, ``GET /v1/transfers`` lists them,
-``GET /v1/link`` tells the link's state.
+``GET /v1/link`` tells the link's state, ``POST /v1/keys`` how keys in a store are spelled.
 """
 
 import asyncio
@@ -15,13 +15,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from backends.kv.bridge.keys import DIALECTS, KeyRequest, KeysRefused
+from backends.kv.bridge.keys import KeysRefused
+from backends.kv.bridge.look import CannotLook, find_keys
 from backends.kv.bridge.metrics import BridgeMetrics
 from backends.kv.bridge.mover import Mover, TooManyTransfers, TransferExists
+from backends.kv.bridge.orders import find_chunks
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import (
     MAX_BODY_BYTES,
-    ChunkId,
+    KeySearch,
     TransferChange,
     TransferItem,
     TransferLine,
@@ -31,6 +33,7 @@ from backends.types import LinkState
 
 _OPEN_TRANSFER = msgspec.json.Decoder(TransferOrder)
 _CHANGE_TRANSFER = msgspec.json.Decoder(TransferChange)
+_FIND_KEYS = msgspec.json.Decoder(KeySearch)
 
 
 class _BodyTooLarge(Exception):
@@ -46,6 +49,7 @@ def make_app(mover: Mover) -> Starlette:
             Route("/v1/transfers/{transfer_id:path}", api.change, methods=["PATCH"]),
             Route("/v1/transfers/{transfer_id:path}", api.delete, methods=["DELETE"]),
             Route("/v1/link", api.link),
+            Route("/v1/keys", api.keys, methods=["POST"]),
             Route("/health", api.health),
             Route("/metrics", api.metrics),
         ]
@@ -86,6 +90,18 @@ class _Api:
             )
         )
 
+    async def keys(self, request: Request) -> Response:
+        try:
+            search = _FIND_KEYS.decode(await _read_body(request.receive))
+        except _BodyTooLarge:
+            return _too_large()
+        except msgspec.DecodeError as error:
+            return _error(400, str(error))
+        try:
+            return _json(await find_keys(self._mover.address_of(search.side), search.markers, self._mover.silence_s))
+        except CannotLook as error:
+            return _error(503, str(error))
+
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok", "link_up": self._mover.link_up, "destination_up": self._mover.destination_up})
 
@@ -121,7 +137,7 @@ class _Transfers:
     async def _open(self, receive: Receive) -> BridgeTransfer | Response:
         try:
             wanted = _OPEN_TRANSFER.decode(await _read_body(receive))
-            chunks = _chunks(wanted)
+            chunks = find_chunks(wanted)
         except _BodyTooLarge:
             return _too_large()
         except (msgspec.DecodeError, KeysRefused) as error:
@@ -164,24 +180,6 @@ async def _read_body(receive: Receive) -> bytes:
     return bytes(body)
 
 
-def _chunks(wanted: TransferOrder) -> list[ChunkId]:
-    """Chunks that a request means. Raises KeysRefused."""
-    if (wanted.token_ids is None) == (wanted.keys is None):
-        raise KeysRefused("give either token_ids or keys")
-    if wanted.keys is not None:
-        return [ChunkId(wanted.dialect, key) for key in wanted.keys]
-    request = KeyRequest(
-        model=wanted.model,
-        token_ids=wanted.token_ids or [],
-        chunk_tokens=wanted.chunk_tokens,
-        salt=wanted.salt,
-        dtype=wanted.dtype,
-        world_size=wanted.world_size,
-        hash_seed=wanted.hash_seed,
-    )
-    return [ChunkId(wanted.dialect, key) for key in DIALECTS[wanted.dialect].chunk_keys(request)]
-
-
 def _line(transfer: BridgeTransfer) -> TransferLine:
     standing = transfer.standing
     return TransferLine(
@@ -192,6 +190,7 @@ def _line(transfer: BridgeTransfer) -> TransferLine:
         wan_bytes=standing.wan_bytes,
         error=transfer.error,
         first_seen=standing.first_seen,
+        chunk_bytes=transfer.chunk_bytes,
     )
 
 

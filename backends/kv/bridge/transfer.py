@@ -26,6 +26,8 @@ class BridgeTransfer:
     task: asyncio.Task[None] | None = None
     """Asks the receiving store, before the first chunk moves and after the last one has."""
     deadline: asyncio.TimerHandle | None = None
+    chunk_bytes: int = 0
+    """Size of the newest chunk that the sending store was seen to hold; 0: none was."""
     checks: int = 0
     """How often the receiving store was asked whether it holds everything."""
 

@@ -5,14 +5,49 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from backends.types import TransferPriority
+from backends.kv.bridge.reshard import Regrouping
+from backends.types import FoundKey, KvShape, StoreSide, TransferPriority
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What is made of a chunk on its way: all keys that are read, those that are written, and how.
+
+    ``made``: for each of ``written`` the number of its shard among those that ``regrouping`` makes.
+    """
+
+    read: tuple[str, ...]
+    written: tuple[str, ...]
+    made: tuple[int, ...]
+    regrouping: Regrouping
 
 
 class ChunkId(NamedTuple):
-    """A chunk: the dialect that its store keys are spelled in, and its base key."""
+    """What crosses as one: the dialect that its store keys are spelled in, and its first base key.
+
+    ``size_bytes``: what each value that is read must have, None where that is not known. ``made`` None: it is stored as
+    it was read.
+    """
 
     dialect: str
     key: str
+    size_bytes: int | None = None
+    made: Made | None = None
+
+    @property
+    def written_bytes(self) -> int | None:
+        """What each value in the receiving store must have; None where that is not known."""
+        return self.made.regrouping.dest_bytes if self.made is not None else self.size_bytes
+
+    @property
+    def read_keys(self) -> tuple[str, ...]:
+        """Base keys in the sending store."""
+        return self.made.read if self.made is not None else (self.key,)
+
+    @property
+    def written_keys(self) -> tuple[str, ...]:
+        """Base keys in the receiving store."""
+        return self.made.written if self.made is not None else (self.key,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +108,7 @@ class BridgeCounts:
 
 
 DialectName = Literal["lmcache", "lmcache-mp"]
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Named = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
 MAX_BODY_BYTES = 64 << 20
@@ -89,7 +125,17 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
     salt: str | None = None
     dtype: str = "float32"
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
+    world_size: _Ranks = 1
+    dest_world_size: _Ranks | None = None
+    """Ranks of the receiving engines, None: as many. Where they differ ``shape`` says how their KV is regrouped."""
+    shape: KvShape | None = None
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """What the shards of a chunk have together in the sending store; others are refused."""
+    group_windows: Annotated[list[Annotated[int, msgspec.Meta(ge=1)] | None], msgspec.Meta(max_length=16)] | None = None
+    """An LMCache server's object groups by their numbers: how many of the last chunks each needs, None: all.
+
+    None: groups are not kept apart.
+    """
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
     priority: TransferPriority = "waiting"
@@ -111,6 +157,7 @@ class TransferLine(msgspec.Struct, frozen=True):
     wan_bytes: int
     error: str | None = None
     first_seen: bool = True
+    chunk_bytes: int = 0
 
 
 class TransferItem(msgspec.Struct, frozen=True):
@@ -119,3 +166,17 @@ class TransferItem(msgspec.Struct, frozen=True):
     transfer_id: str
     progress: TransferLine
     priority: TransferPriority
+
+
+class KeySearch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``POST /v1/keys``: which keys of a store have one of ``markers`` in their name?"""
+
+    side: StoreSide
+    markers: Annotated[list[Named], msgspec.Meta(min_length=1, max_length=256)]
+
+
+class FoundKeys(msgspec.Struct, frozen=True):
+    """The answer. ``is_whole`` False: there are more."""
+
+    keys: list[FoundKey]
+    is_whole: bool = True

@@ -95,6 +95,21 @@ async def test_keep_alive_opens_the_stream(server: AppServer, generator: Scripte
     await generator.all_closed()
 
 
+@pytest.mark.parametrize("failure", [RuntimeError("secret"), RecursionError()], ids=["error", "recursion"])
+async def test_a_fault_of_ours_ends_a_stream_with_an_error_event(
+    server: AppServer, generator: ScriptedGenerator, model: ServedModel, failure: Exception
+) -> None:
+    """An unexpected exception in a stream is an error event without details, and no cut that looks like an end."""
+    generator.script = lambda request: [*steps_of(model)[:2], failure]
+    async with connect(server) as connection:
+        await connection.post(PATH, STREAM)
+        assert (await connection.read_head())[0] == 200
+        *_, error = payloads(b"".join(await connection.read_chunks()))
+        assert (error["error"]["code"], error["error"]["type"]) == ("internal_error", "server_error")
+        assert "secret" not in str(error)
+    await generator.all_closed()
+
+
 async def test_keep_alive_in_the_middle(server: AppServer, generator: ScriptedGenerator, model: ServedModel) -> None:
     """Comments between chunks change nothing of the answer; a whole answer has none."""
     steps = [entry for step in steps_of(model) for entry in (KeepAlive(), step)]

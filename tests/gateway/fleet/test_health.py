@@ -68,7 +68,7 @@ async def test_a_lost_instance_comes_back(known: Known) -> None:
         await watch.check(instance)
         assert (instance.reachable, instance.load, instance.last_error) == (False, None, "away")
         engine.error = None
-        instance.failures, instance.quarantined_until_s = 5, 1e9
+        instance.charges.unnamed, instance.quarantined_until_s = 5, 1e9
         await watch.check(instance)
     assert instance.usable(0.0)
     assert instance.failures == 0

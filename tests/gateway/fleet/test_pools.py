@@ -14,6 +14,7 @@ from backends.errors import (
     IdsMissing,
 )
 from backends.types import Capabilities, EngineLoad, LegRequest
+from gateway.fleet.blame import MOST_PROOFS, MOST_REQUESTS, Culprit
 from gateway.fleet.pools import QUARANTINE_FIRST_S, QUARANTINE_MOST_S, Instance, Pools
 from policies.types import Role
 from tests.gateway.fleet.seams import MODEL, Clock, ScriptedEngine, build_instance
@@ -35,9 +36,10 @@ def instance() -> Instance:
 
 @pytest.fixture
 def pools(instance: Instance, clock: Clock) -> Pools:
-    """A pool of that instance and one of another model."""
-    other = build_instance(ScriptedEngine("md1"), Role.MD)
-    return Pools([instance, other], clock)
+    """A pool of that instance, another P and an MD."""
+    peer, other = build_instance(ScriptedEngine("p2")), build_instance(ScriptedEngine("md1"), Role.MD)
+    peer.reachable = True
+    return Pools([instance, other, peer], clock)
 
 
 @pytest.mark.parametrize("error", [EngineUnavailable("x"), EngineFailed("x"), EngineBroken("x"), EngineTimeout("x")])
@@ -75,6 +77,76 @@ def test_success_ends_the_quarantine(pools: Pools, instance: Instance, clock: Cl
     assert instance.usable(clock())
     pools.report_failure(instance, EngineFailed("x"))
     assert instance.usable(clock())
+
+
+def fail(pools: Pools, id_: str, request: str, tenant: str) -> None:
+    """A leg of a tenant's request fails on an instance."""
+    pools.report_failure(pools[id_], EngineFailed("x"), Culprit(request, tenant))
+
+
+def worked(pools: Pools, id_: str, request: str) -> None:
+    """A leg of a request works on an instance."""
+    pools.report_success(pools[id_])
+    pools.report_worked(pools[id_], Culprit(request, "any"))
+
+
+def test_a_request_that_fails_on_two_instances_is_held_against_neither(pools: Pools, clock: Clock) -> None:
+    """Whatever one tenant's requests do everywhere, no instance is taken out for it."""
+    for number in range(50):
+        for id_ in ("p1", "p2", "p1"):
+            fail(pools, id_, f"r{number}", "bad")
+            assert pools[id_].usable(clock())
+    assert [pools["p1"].failures, pools["p2"].failures] == [0, 0]
+
+
+def test_a_request_that_works_elsewhere_is_proof(pools: Pools, clock: Clock) -> None:
+    """Two of one tenant's requests that failed on an instance and worked on another take it out."""
+    for request in ("r1", "r2"):
+        assert pools["p1"].usable(clock())
+        fail(pools, "p1", request, "good")
+        worked(pools, "p2", request)
+    assert not pools["p1"].usable(clock()) and pools["p2"].usable(clock())
+
+
+def test_a_quarantine_ends_when_its_request_turns_out_to_be_at_fault(pools: Pools, clock: Clock) -> None:
+    """What two tenants' requests did to an instance is forgiven once one of them fails elsewhere, too."""
+    fail(pools, "p1", "r1", "a")
+    fail(pools, "p1", "r2", "b")
+    assert not pools["p1"].usable(clock())
+    fail(pools, "p2", "r1", "a")
+    assert pools["p1"].usable(clock()) and pools["p2"].usable(clock())
+    worked(pools, "p2", "r1")
+    assert pools["p1"].failures == 1
+
+
+def test_one_tenant_s_doubts_are_one(pools: Pools, clock: Clock) -> None:
+    """Requests of one tenant that nobody else could answer weigh as one; another tenant's adds to them."""
+    for number in range(20):
+        fail(pools, "p1", f"r{number}", "bad")
+    assert pools["p1"].failures == 1 and pools["p1"].usable(clock())
+    fail(pools, "p1", "other", "good")
+    assert not pools["p1"].usable(clock())
+
+
+def test_the_last_that_answers_its_probe_is_never_taken_out(pools: Pools, clock: Clock) -> None:
+    """Half of a role at most is out at a time: of two one, of one none; those that answer no probe do not count."""
+    for id_ in ("p1", "p2", "md1"):
+        pools[id_].reachable = True
+        for _ in range(9):
+            pools.report_failure(pools[id_], EngineFailed("x"))
+    assert [pools[id_].usable(clock()) for id_ in ("p1", "p2", "md1")] == [False, True, True]
+    pools["p1"].forgive()
+    pools["p1"].reachable = False
+    pools.report_failure(pools["p2"], EngineFailed("x"))
+    assert pools["p2"].usable(clock())
+
+
+def test_requests_that_failed_are_forgotten_in_time(pools: Pools) -> None:
+    """What is remembered of failed requests is bounded."""
+    for number in range(2 * MOST_REQUESTS):
+        fail(pools, "p1", f"r{number}", f"t{number}")
+    assert len(pools._blame._cases) == MOST_REQUESTS
+    assert len(pools["p1"].charges.doubtful) == MOST_PROOFS
 
 
 def test_refusals_never_count(pools: Pools, instance: Instance, clock: Clock) -> None:
@@ -181,7 +253,7 @@ def test_extend_speed_is_learnt(instance: Instance) -> None:
 def test_pools_select(pools: Pools, instance: Instance) -> None:
     """Views are those of a model's instances."""
     assert pools["p1"] is instance
-    assert [view.id for view in pools.views(MODEL)] == ["p1", "md1"]
+    assert [view.id for view in pools.views(MODEL)] == ["p1", "md1", "p2"]
     assert pools.views("other") == ()
 
 

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
-from gateway.http.body import MOST_ENTRIES, MOST_VALUES, Structure, count_structure, parse_object
+from gateway.http.body import parse_object
+from gateway.http.json_bounds import (
+    MOST_DEPTH,
+    MOST_ENTRIES,
+    MOST_PARSED_VALUES,
+    MOST_VALUES,
+    BoundedJson,
+    Structure,
+    count_structure,
+)
 
 TEXTS = st.text('ab"\\,:[]{}\n\u00e9', max_size=12)
 JSON = st.recursive(
@@ -76,3 +85,39 @@ def test_long_texts_and_prompts_are_taken() -> None:
     text = "[{:," * MOST_ENTRIES * 2
     assert parse_object(json.dumps({"prompt": text}).encode()) == {"prompt": text}
     assert len(parse_object(b'{"prompt": [' + b"7," * 1_048_576 + b"7]}")["prompt"]) == 1_048_577
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" + "0," * (MOST_PARSED_VALUES + 1) + "0]",
+        "[" + "[]," * MOST_ENTRIES + "[]]",
+        "{" * (MOST_ENTRIES + 1),
+        "[" * 1000,
+        "[" * 90_000 + "]" * 90_000,
+        '{"a":' * (MOST_DEPTH + 1) + "1" + "}" * (MOST_DEPTH + 1),
+        "[",
+        "",
+    ],
+    ids=["values", "lists", "objects without an end", "deep without an end", "very deep", "deep", "no JSON", "nothing"],
+)
+def test_a_text_within_a_request_has_bounds(text: str) -> None:
+    """A text that is parsed as JSON is refused for its marks, its depth and its flaws in one way."""
+    with pytest.raises(ValueError):
+        BoundedJson().parse(text)
+
+
+def test_texts_within_a_request_are_bounded_together() -> None:
+    """Many small texts are as much as one large one; marks in their strings are none."""
+    reader = BoundedJson()
+    half = "[" + "0," * (MOST_PARSED_VALUES // 2) + "0]"
+    assert reader.parse(json.dumps("," * MOST_PARSED_VALUES)) == "," * MOST_PARSED_VALUES
+    assert len(reader.parse(half)) == len(reader.parse(half)) == MOST_PARSED_VALUES // 2 + 1
+    with pytest.raises(ValueError, match="too many values"):
+        reader.parse("[0,0]")
+
+
+@given(JSON)
+def test_what_is_within_the_bounds_is_parsed(value: Any) -> None:
+    """The value is the parser's own."""
+    assert BoundedJson().parse(json.dumps(value)) == value

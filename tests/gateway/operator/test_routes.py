@@ -40,19 +40,23 @@ async def test_a_decision_is_explained(desk: Desk) -> None:
     assert (await desk.client.post("/admin/explain", json={"request": LONG, "tenant": "x"})).status_code == 400
 
 
+async def is_draining(desk: Desk, name: str) -> bool:
+    """Say whether the gateway gives an engine no new requests, once it has looked at the documents."""
+    await desk.gateway.live.look()
+    return desk.gateway.pools[name].draining
+
+
 async def test_an_engine_is_drained_and_put_back(desk: Desk) -> None:
     """The change goes through the shared document, is audited, and an unknown engine changes nothing."""
     done = (await desk.client.post("/admin/instances/md1/drain", json={})).json()
-    await desk.gateway.live.look()
-    assert done["version"] == 1 and desk.gateway.pools["md1"].draining
+    assert done["version"] == 1 and await is_draining(desk, "md1")
     async with desk.gateway.live.store.redis.limit():
         newest = (await desk.gateway.live.store.audit(1))[0]
     assert (newest.author, newest.kind) == ("operator page", "topology")
     state = (await desk.client.get("/admin/state")).json()["sections"]
     assert state["instances"]["md1"]["why"] == "draining"
     await desk.client.post("/admin/instances/md1/undrain", json={})
-    await desk.gateway.live.look()
-    assert not desk.gateway.pools["md1"].draining
+    assert not await is_draining(desk, "md1")
     assert (await desk.client.post("/admin/instances/nosuch/drain", json={})).status_code == 404
 
 

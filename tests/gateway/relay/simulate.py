@@ -48,7 +48,10 @@ def next_id(log: list[int]) -> int:
 
 @dataclass(slots=True)
 class World:
-    """Legs that run and what the splice asked for. ``trouble``: how many bad things may still happen."""
+    """Legs that run and what the splice asked for. ``trouble``: how many bad things may still happen.
+
+    ``is_main_warm``: an MD has answered an extend, and none was lost since.
+    """
 
     terms: SpliceTerms
     choose: Choose
@@ -62,6 +65,7 @@ class World:
     retry: bool = False
     end: End | None = None
     failed: Fail | None = None
+    is_main_warm: bool = False
     splice: Splice = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +85,7 @@ class World:
                     assert action.leg not in self.started
                     assert 0 <= action.min_tokens <= action.max_tokens and action.max_tokens >= 1
                     assert not self.over
+                    assert self.is_main_warm or not self._stops_writer_for(action, actions)
                     self.started[action.leg] = action
                     self.running[action.leg] = list(self.splice.log[: action.base])
                 case CloseLeg(leg):
@@ -105,7 +110,17 @@ class World:
 
     def feed(self, event: Event) -> None:
         """Tell the splice."""
+        if isinstance(event, LegEnded | LegFailed | LegUnplaced):
+            kind = self.started[event.leg].kind
+            if kind in (LegKind.EXTEND, LegKind.FINAL):
+                self.is_main_warm = kind is LegKind.EXTEND and isinstance(event, LegEnded)
         self.obey(self.splice.feed(event))
+
+    def _stops_writer_for(self, start: StartLeg, actions: list[Action]) -> bool:
+        """Whether one that writes before MD does is stopped so that MD goes on."""
+        closed = [self.started[action.leg].kind for action in actions if isinstance(action, CloseLeg)]
+        writes_on = LegKind.PREFILL in closed and self.terms.plan.fused
+        return start.kind is LegKind.FINAL and (LegKind.RELAY in closed or writes_on)
 
     def step(self) -> bool:
         """Let one thing happen; False when nothing can."""

@@ -149,14 +149,46 @@ async def test_dead_md_is_replaced(after: int | None) -> None:
     """MD breaks at or after the joint: another MD goes on from the log."""
     async with open_stage(ONE_SHOT) as stage:
         for id_ in ("md1", "md2"):
-            stage.engines[id_].scripts.append(Script(fault=Cut(after)))
+            stage.engines[id_].scripts += [Script(), Script(fault=Cut(after))]
         events = await _moved_after(stage, 8)
         assert ids_of(events) == unsplit()
+
+
+@pytest.mark.parametrize("after", [None, 0], ids=lambda after: f"after_{after}")
+async def test_md_that_dies_while_it_is_warmed_costs_nobody_a_token(after: int | None) -> None:
+    """MD breaks in its first extend, while it loads the KV: RLD was not stopped, and another MD is warmed."""
+    async with open_stage(ONE_SHOT) as stage:
+        for id_ in ("md1", "md2"):
+            stage.engines[id_].scripts.append(Script(fault=Cut(after)))
+        events = await _moved_after(stage, 8)
+        assert ids_of(events) == unsplit() and roles_of(events) == ["P", "RLD", "MD"]
+        calls = [call for id_ in ("md1", "md2") for call in stage.engines[id_].calls]
+        assert [call.state for call in calls if call.body["max_tokens"] == 1].count("ended") == 1
+        assert len(stage.engines["rld1"].calls + stage.engines["rld2"].calls) == 1
+
+
+async def test_rld_is_not_stopped_before_md_has_its_kv() -> None:
+    """One-shot, too: MD's first leg is one token that nobody sees, and RLD writes on while MD loads the KV for it."""
+    async with open_stage(ONE_SHOT, ids=SMALL) as stage:
+        loading, writing = HoldGate(), HoldGate()
+        stage.engines["rld1"].scripts.append(Script(holds={8: writing}))
+        stage.engines["md1"].scripts.append(Script(arrival=loading))
+        answering = asyncio.create_task(read(stage.ask()))
+        await writing.arrivals()
+        stage.path.transfers[-1].complete()
+        warm = await stage.engines["md1"].calls_made()
+        assert warm.body["max_tokens"] == 1 and warm.prompt == PROMPT + unsplit(9)
+        assert stage.engines["rld1"].running == 1
+        loading.open()
+        events = await answering
+        assert ids_of(events) == unsplit() and roles_of(events) == ["P", "RLD", "MD"]
+        assert [call.body["max_tokens"] for call in stage.engines["md1"].calls] == [1, 31]
 
 
 async def test_dead_md_without_another_falls_back_to_rld() -> None:
     """The only MD is gone: RLD ends the answer."""
     async with open_stage(ONE_SHOT, ids=SMALL) as stage:
+        stage.engines["md1"].scripts.append(Script())
         stage.engines["md1"].script = Script(fault=Cut(3))
         events = await _moved_after(stage, 8)
         assert ids_of(events) == unsplit()

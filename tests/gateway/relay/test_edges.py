@@ -143,16 +143,16 @@ async def test_a_silent_md_is_given_up_after_what_was_expected_of_it() -> None:
     async with open_stage(rules, ids=SMALL) as stage:
         first, second, silence, extend = HoldGate(), HoldGate(), HoldGate(), HoldGate()
         stage.engines["rld1"].scripts += [Script(holds={8: first}), Script(holds={8: second})]
-        stage.engines["md1"].scripts += [Script(arrival=silence), Script(arrival=extend)]
+        stage.engines["md1"].scripts += [Script(), Script(arrival=silence), Script(arrival=extend)]
         main = stage.pools["md1"]
         main.extend_tokens_per_s = 1e6
         answering = asyncio.create_task(read(stage.ask()))
         await first.arrivals()
         stage.path.transfers[-1].complete()
-        silent = await stage.engines["md1"].calls_made(1)
+        silent = await stage.engines["md1"].calls_made(2)
         await stage.engines["md1"].idle()
         assert silent.state == "aborted" and main.failures == 1
-        extending = await stage.engines["md1"].calls_made(2)
+        extending = await stage.engines["md1"].calls_made(3)
         assert extending.body["max_tokens"] == 1
         await second.arrivals()
         assert stage.engines["rld1"].running == 1
@@ -187,6 +187,8 @@ async def test_a_hole_in_the_ids_is_never_continued(id_: str) -> None:
     async with open_stage({"handoff": {"mode": "one_shot"}}, ids=SMALL) as stage:
         gate = HoldGate()
         lossy = Script(chunks=(3,), fault=LoseIds(frozenset({10})))
+        if id_ == "md1":
+            stage.engines[id_].scripts.append(Script())
         stage.engines[id_].scripts.append(lossy)
         if id_ == "md1":
             stage.engines["rld1"].scripts.append(Script(holds={8: gate}))

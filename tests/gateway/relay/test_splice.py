@@ -44,6 +44,8 @@ P, A, B, C, D, E = (LegId(n) for n in range(6))
 
 DIRECT = Direct("p", "md", "same_region")
 RELAY = Relay("p", "rld", "md", "wan_slow")
+FUSED = Relay("p", "rld", "md", "fused", fused=True)
+LONE = Relay("p", None, "md", "fused", fused=True)
 SINGULAR = Singular("p", "rld", "singular")
 
 
@@ -240,13 +242,14 @@ def test_passthrough_is_one_leg() -> None:
     assert splice.phase is Phase.MAIN
 
 
-def test_lost_main_is_told_until_one_has_answered() -> None:
-    """SPL-46: the hand-off after a lost final is decided as such, and the one after an answered extend is not."""
+def test_a_cold_main_is_told_until_one_has_answered() -> None:
+    """SPL-46: the hand-off is decided as one to a cold MD at first and after a lost final, until an extend answers."""
     told: list[bool] = []
 
     def decide(handoff: Handoff) -> HandoffStep:
-        told.append(handoff.main_lost)
-        return ExtendBatch(handoff.pending_tokens, "main_lost") if handoff.main_lost else FinalNow("one_shot")
+        told.append(handoff.main_cold)
+        is_warmed = handoff.main_cold and len(told) > 1
+        return ExtendBatch(handoff.pending_tokens, "main_cold") if is_warmed else FinalNow("one_shot")
 
     splice = begun(replace(TERMS, decide=decide), *EAGER, KvReady())
     splice.feed(LegFailed(B))
@@ -254,7 +257,7 @@ def test_lost_main_is_told_until_one_has_answered() -> None:
     assert splice.feed(RetryDue()) == [StartLeg(E, LegKind.EXTEND, 4, 1, 0, True)]
     splice.feed(tokens(E, 4, 14, finish="length"))
     assert splice.feed(LegEnded(E))[-1] == StartLeg(LegId(6), LegKind.FINAL, 4, 96, 0, True)
-    assert told == [False, True, False]
+    assert told == [True, True, False]
 
 
 def test_dead_rld_is_replaced_by_md_when_the_kv_is_there() -> None:
@@ -394,7 +397,14 @@ def test_failed_extend_lets_rld_go_on() -> None:
     assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
 
 
-PLANS = st.sampled_from([DIRECT, RELAY, SINGULAR, PassThrough("md", "echo")])
+HANDOFFS = st.builds(
+    HandoffRules,
+    mode=st.sampled_from(["auto", "one_shot", "catch_up"]),
+    threshold_tokens=st.integers(0, 8),
+    batch_tokens=st.integers(1, 8),
+    max_rounds=st.integers(1, 3),
+)
+PLANS = st.sampled_from([DIRECT, RELAY, FUSED, LONE, SINGULAR, PassThrough("md", "echo")])
 
 
 @settings(max_examples=400, deadline=None)
@@ -405,7 +415,8 @@ PLANS = st.sampled_from([DIRECT, RELAY, SINGULAR, PassThrough("md", "echo")])
     eos_at=st.none() | st.integers(0, 40),
     trouble=st.integers(0, 6),
     splittable=st.booleans(),
-    batch=st.integers(1, 8),
+    rules=HANDOFFS,
+    load=st.sampled_from([0.0, 1.0]),
 )
 def test_any_course_gives_the_unsplit_answer(
     data: st.DataObject,
@@ -414,23 +425,22 @@ def test_any_course_gives_the_unsplit_answer(
     eos_at: int | None,
     trouble: int,
     splittable: bool,
-    batch: int,
+    rules: HandoffRules,
+    load: float,
 ) -> None:
-    """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once."""
+    """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once.
 
-    def decide(handoff: Handoff) -> HandoffStep:
-        if handoff.pending_tokens <= batch or handoff.rounds >= 3:
-            return FinalNow("small_rest")
-        return ExtendBatch(batch, "catch_up")
-
+    And RLD is never stopped for an MD that has not answered.
+    """
     terms = replace(
         TERMS,
         plan=plan,
         limit_tokens=limit,
-        splittable=splittable,
-        classic=not splittable,
+        splittable=splittable or plan.fused,
+        classic=not (splittable or plan.fused),
         max_attempts=20,
-        decide=decide,
+        leaves_prefill=lambda: data.draw(st.integers(0, 5)) == 0,
+        decide=lambda handoff: choose_step(handoff, load, None, rules),
     )
     world = World(terms, lambda n: data.draw(st.integers(0, n - 1)), trouble, eos_at)
     for _ in range(2000):
@@ -438,7 +448,7 @@ def test_any_course_gives_the_unsplit_answer(
             break
     expected = unsplit(limit, eos_at)
     if world.end is None:
-        assert world.failed is not None and not splittable
+        assert world.failed is not None and not terms.splittable
         assert world.emitted == expected[: len(world.emitted)]
     else:
         assert world.emitted == expected == world.splice.log
@@ -456,7 +466,8 @@ def test_client_may_leave_or_stop_at_any_time(
     trouble: int,
 ) -> None:
     """After the client is gone, or a stop string matched, nothing is emitted and nothing runs."""
-    world = World(replace(TERMS, plan=plan), lambda n: data.draw(st.integers(0, n - 1)), trouble)
+    warming = replace(TERMS, decide=lambda handoff: choose_step(handoff, 0.0, None, HandoffRules(threshold_tokens=2)))
+    world = World(replace(warming, plan=plan), lambda n: data.draw(st.integers(0, n - 1)), trouble)
     for _ in range(steps):
         if world.over or not world.step():
             break

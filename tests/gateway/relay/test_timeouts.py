@@ -90,19 +90,35 @@ def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool)
 
 
 @pytest.mark.parametrize(
-    ("kind", "base", "is_first", "teaches"),
+    ("kind", "lacking", "is_first", "known", "learnt"),
     [
-        (LegKind.EXTEND, 4, False, True),
-        (LegKind.FINAL, LEAST_MEASURED_TOKENS, True, True),
-        (LegKind.FINAL, LEAST_MEASURED_TOKENS - 1, True, False),
-        (LegKind.FINAL, 200, False, False),
-        (LegKind.RELAY, 200, True, False),
+        (LegKind.EXTEND, 4, False, None, 8.0),
+        (LegKind.EXTEND, 4, False, 8.0, 8.0),
+        (LegKind.EXTEND, 400, True, None, 800.0),
+        (LegKind.EXTEND, 400, True, 5000.0, 5000.0),
+        (LegKind.FINAL, LEAST_MEASURED_TOKENS, False, None, 2.0 * LEAST_MEASURED_TOKENS),
+        (LegKind.FINAL, LEAST_MEASURED_TOKENS - 1, False, None, None),
+        (LegKind.FINAL, LEAST_MEASURED_TOKENS, True, None, 2.0 * LEAST_MEASURED_TOKENS),
+        (LegKind.FINAL, LEAST_MEASURED_TOKENS, True, 5000.0, 5000.0),
+        (LegKind.RELAY, 200, True, None, None),
     ],
 )
-def test_hand_offs_teach_the_speed_of_extends(kind: LegKind, base: int, is_first: bool, teaches: bool) -> None:
-    """Each catch-up extend does, and a final that hands over all at once; a small or direct one says nothing."""
+def test_hand_offs_teach_the_speed_of_extends(
+    kind: LegKind, lacking: int, is_first: bool, known: float | None, learnt: float | None
+) -> None:
+    """Extends do, and finals of some size; a first one loads KV, too, so it only teaches who knows nothing."""
     md1 = _instance()
-    pace = LegPace(md1, _start(kind, base), 10.0, lacking_tokens=400, is_first_extend=is_first)
+    md1.extend_tokens_per_s = known
+    pace = LegPace(md1, _start(kind, 400), 10.0, lacking_tokens=lacking, is_first_extend=is_first)
     pace.begin(10.5)
     pace.end()
-    assert md1.extend_tokens_per_s == (800.0 if teaches else None)
+    assert md1.extend_tokens_per_s == learnt
+
+
+def test_a_direct_answers_final_teaches_nothing() -> None:
+    """MD that goes on from P's token has loaded KV and computed next to nothing."""
+    md1 = _instance()
+    pace = LegPace(md1, _start(LegKind.FINAL, 1), 10.0, lacking_tokens=400, is_first_extend=True)
+    pace.begin(10.5)
+    pace.end()
+    assert md1.extend_tokens_per_s is None

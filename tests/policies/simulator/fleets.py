@@ -3,18 +3,18 @@
 from typing import Any
 
 from policies.rules import Rules, parse_rules
-from policies.simulator.models import EngineModel, Fleet, Member, WanLine
+from policies.simulator.engine_model import EngineModel
+from policies.simulator.fleet import Fleet, Member, WanLine
 from policies.simulator.replay import Replay
 from policies.simulator.report import Report
 from policies.simulator.trace import Row
 from policies.types import Role
-from policies.valley import PrefillCurve
 from tests.policies.build import FixedRng
 
 ENGINE = EngineModel(
-    prefill=PrefillCurve((0, 10_000), (0.001, 1.001)), step_s=0.01, step_per_request_s=0.0, max_running=16
+    token_s=0.0001, step_s=0.001, weights_s=0.009, max_running=16, budget_tokens=10_000, load_bytes_per_s=1e12
 )
-"""0.1 ms a token of prefill, 10 ms a token of decode."""
+"""0.1 ms a token of prefill and 1 ms a step, 10 ms a token of decode; an extend takes a step, so 10 ms."""
 
 TRIO = (Member("p", Role.P, "a", ENGINE), Member("r", Role.RLD, "a", ENGINE), Member("m", Role.MD, "b", ENGINE))
 SLOW = WanLine("a", "b", rate_bytes_per_s=1e6, rtt_s=0.02)

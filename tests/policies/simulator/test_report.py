@@ -10,7 +10,7 @@ from policies.simulator.trace import Row
 
 def outcome(first_s: float | None, end_s: float | None, gap_s: float = 0.0) -> Outcome:
     """A request that came at second 10."""
-    return Outcome(Row(10.0, 100, 5, (1,)), "direct", "short_transfer", 50, first_s, end_s, gap_s, 1, 1, 3)
+    return Outcome(Row(10.0, 100, 5, (1,)), "direct", "short_transfer", 50, 60, first_s, end_s, gap_s, 1, 1, 3)
 
 
 def test_spread() -> None:
@@ -45,8 +45,10 @@ def test_report_counts_up() -> None:
     assert report.plans == {"direct:short_transfer": 2}
     assert report.token_share == {"P": 0.2, "RLD": 0.2, "MD": 0.6}
     assert report.main_hit == 0.5
+    assert report.prefill_hit == 0.6
     assert report.duration_s == 20.0
-    assert (report.good_per_s, report.bcr) == (0.05, 0.0125)
+    assert (report.good, report.good_per_s, report.bcr) == (0.25, 0.05, 0.0125)
+    assert report.itl.mean_s == pytest.approx(10.0 / 4)
     assert report.ttft.mean_s == 5.0
 
 

@@ -1,17 +1,15 @@
-"""Traces: recorded rows and made-up agent traffic."""
-
-import random
-from itertools import pairwise
+"""Traces: recorded rows, and what is done to their times."""
 
 import pytest
 
-from policies.simulator.trace import AgentTraffic, Row, read_mooncake
+from policies.simulator.trace import BareRequest, Row, mean_rate, pace, read_azure, read_mooncake
 
 
 def test_mooncake_rows() -> None:
-    """Milliseconds become seconds, and an empty answer counts as one token."""
-    rows = read_mooncake([{"timestamp": 1500, "input_length": 700, "output_length": 0, "hash_ids": [0, 7]}])
-    assert list(rows) == [Row(1.5, 700, 1, (0, 7))]
+    """Milliseconds become seconds, and an empty answer counts as one token; equal ids stay equal."""
+    first = {"timestamp": 1500, "input_length": 700, "output_length": 0, "hash_ids": [0, 7]}
+    second = {"timestamp": 2500, "input_length": 900, "output_length": 3, "hash_ids": [0, 9], "session": 4}
+    assert list(read_mooncake([first, second])) == [Row(1.5, 700, 1, (0, 1)), Row(2.5, 900, 3, (0, 2), "4")]
 
 
 @pytest.mark.parametrize("row", [{}, {"timestamp": "x", "input_length": 1, "output_length": 1, "hash_ids": []}])
@@ -21,20 +19,22 @@ def test_other_rows_are_refused(row: dict[str, object]) -> None:
         list(read_mooncake([row]))
 
 
-def test_agent_traffic_grows_by_turns() -> None:
-    """Rows come in order of time; blocks cover the prompt; most prompt tokens were seen in an earlier turn."""
-    rows = AgentTraffic(sessions_per_s=0.5, duration_s=100).rows(random.Random(1))
-    assert all(a.at_s <= b.at_s for a, b in pairwise(rows))
-    assert all(len(row.blocks) == -(-row.prompt_tokens // 256) for row in rows)
-    seen: set[int] = set()
-    known = 0
-    for row in rows:
-        known += sum(block in seen for block in row.blocks)
-        seen |= set(row.blocks)
-    assert 0.6 < known / sum(len(row.blocks) for row in rows) < 1.0
+def test_azure_rows() -> None:
+    """Times count from the first row; lengths are all that is known."""
+    rows = [
+        {"TIMESTAMP": "2023-11-16 18:15:46.6805900", "ContextTokens": "374", "GeneratedTokens": "44"},
+        {"TIMESTAMP": "2023-11-16 18:15:50.1805900", "ContextTokens": "396", "GeneratedTokens": "109"},
+    ]
+    assert list(read_azure(rows)) == [BareRequest(0.0, 374, 44), BareRequest(3.5, 396, 109)]
+    with pytest.raises(KeyError):
+        list(read_azure([{"TIMESTAMP": "2023-11-16 18:15:46.6805900"}]))
 
 
-def test_agent_traffic_repeats_with_its_seed() -> None:
-    """The same seed makes the same rows."""
-    traffic = AgentTraffic(sessions_per_s=0.2, duration_s=50)
-    assert traffic.rows(random.Random(3)) == traffic.rows(random.Random(3))
+def test_pace() -> None:
+    """Rows are stretched to a rate; their order and everything else stays."""
+    rows = [Row(10.0 + at, 100, 5, (at,)) for at in range(5)]
+    paced = pace(rows, 0.5)
+    assert [row.at_s for row in paced] == [0.0, 2.5, 5.0, 7.5, 10.0]
+    assert mean_rate(paced) == 0.5
+    assert pace([], 1.0) == []
+    assert mean_rate(rows[:1]) == 1.0

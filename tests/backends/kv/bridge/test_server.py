@@ -13,7 +13,7 @@ from backends.kv.bridge.mover import Mover
 from backends.kv.bridge.resp import StoreAddress
 from backends.kv.bridge.server import make_app
 from backends.kv.bridge.types import BridgeLimits
-from tests.backends.kv.bridge.chunks import chunks_of, prompt, store
+from tests.backends.kv.bridge.chunks import CHUNK_BYTES, chunks_of, prompt, store
 from tests.backends.kv.bridge.regions import QUICK, Regions, two_regions
 
 OPEN = {"transfer_id": "t", "dialect": "lmcache", "model": "demo", "token_ids": [1, 2, 3], "chunk_tokens": 2}
@@ -164,6 +164,7 @@ async def test_streams_progress() -> None:
         assert lines[0]["state"] == "open"
         assert (lines[0]["chunks_total"], lines[0]["chunks_done"], lines[0]["chunks_present"]) == (6, 2, 2)
         assert {line["state"] for line in lines[1:-1]} <= {"moving"}
+        assert (lines[0]["chunk_bytes"], {line["chunk_bytes"] for line in lines[1:]}) == (0, {CHUNK_BYTES})
         assert len(lines) <= 2 + 4
         done = [line["chunks_done"] for line in lines]
         assert done == sorted(done)
@@ -233,3 +234,30 @@ async def test_delete_stops_and_frees_the_id() -> None:
         assert (lines[-1]["state"], lines[-1]["error"]) == ("failed", "stopped")
         await store(regions.a, chunks_of(prompt(2)))
         assert (await post(regions, token_ids=prompt(2)))[-1]["state"] == "complete"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+async def test_keys_are_found_by_what_they_hold() -> None:
+    """Each side's keys with a marker are told with their sizes; several markers, odd letters and no key are fine."""
+    async with two_regions() as regions, client_of(regions.mover) as client:
+        await regions.a.mset({"m@01000100@0@ab@salt[1]*": b"12345", "m@01000100@0@cd@salt1": b"1", "other": b"x"})
+        await regions.b.set("m@1@0@ab@floatkv_bytes", b"123")
+
+        async def find(side: str, *markers: str) -> dict[str, int]:
+            answer = (await client.post("/v1/keys", json={"side": side, "markers": markers})).json()
+            assert answer["is_whole"]
+            return {one["key"]: one["size_bytes"] for one in answer["keys"]}
+
+        assert await find("source", "@salt[1]*") == {"m@01000100@0@ab@salt[1]*": 5}
+        assert set(await find("source", "@ab@", "@cd@")) == {"m@01000100@0@ab@salt[1]*", "m@01000100@0@cd@salt1"}
+        assert await find("dest", "@ab@") == {"m@1@0@ab@floatkv_bytes": 3}
+        assert await find("dest", "nothing") == {}
+
+
+async def test_a_store_that_is_away_shows_no_keys() -> None:
+    """A look at a store that does not answer is a 503 that says so; one without a marker is refused."""
+    async with idle_bridge() as client:
+        answer = await client.post("/v1/keys", json={"side": "dest", "markers": ["m"]})
+        assert (answer.status_code, "cannot be looked through" in answer.json()["error"]) == (503, True)
+        assert (await client.post("/v1/keys", json={"side": "dest", "markers": []})).status_code == 400

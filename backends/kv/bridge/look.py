@@ -1,0 +1,67 @@
+"""Looks into a store for keys that have something in their name: whoever cannot foresee a key can find it so."""
+
+import asyncio
+from collections.abc import Sequence
+
+import redis.asyncio
+from redis.exceptions import RedisError
+
+from backends.kv.bridge.resp import StoreAddress
+from backends.kv.bridge.types import FoundKeys
+from backends.types import FoundKey
+
+SCAN_COUNT = 2000
+"""Keys that the store looks at in one turn, in which nobody else is answered: a millisecond or two."""
+LONGEST_LOOK_S = 10.0
+MOST_FOUND = 4096
+_GLOB = frozenset("*?[]^\\")
+
+
+class CannotLook(Exception):
+    """The store did not answer, or refuses to list its keys; the message says why."""
+
+
+async def find_keys(address: StoreAddress, markers: Sequence[str], silence_s: float) -> FoundKeys:
+    """Find the keys that hold one of ``markers``, with the sizes of their values. Raises CannotLook.
+
+    One marker is looked for by the store itself; several by this side, as each would take the store a pass of its own.
+    """
+    client = redis.asyncio.Redis(
+        host=address.host,
+        port=address.port,
+        db=address.database,
+        username=address.username,
+        password=address.password,
+        ssl=address.tls,
+        socket_timeout=silence_s,
+        socket_connect_timeout=silence_s,
+    )
+    try:
+        async with asyncio.timeout(LONGEST_LOOK_S), client:
+            names, is_whole = await _scan(client, markers)
+            pipeline = client.pipeline(transaction=False)
+            for name in names:
+                pipeline.strlen(name)
+            sizes = await pipeline.execute() if names else []
+    except TimeoutError:
+        raise CannotLook(f"the store {address} could not be looked through in {LONGEST_LOOK_S:g} s") from None
+    except (RedisError, OSError) as error:
+        raise CannotLook(f"the store {address} cannot be looked through: {error}") from None
+    found = [FoundKey(name.decode(errors="replace"), size) for name, size in zip(names, sizes, strict=True) if size > 0]
+    return FoundKeys(found, is_whole)
+
+
+async def _scan(client: redis.asyncio.Redis, markers: Sequence[str]) -> tuple[list[bytes], bool]:
+    pattern = f"*{_escape(markers[0])}*" if len(markers) == 1 else None
+    wanted = [marker.encode() for marker in markers]
+    found: set[bytes] = set()
+    async for name in client.scan_iter(match=pattern, count=SCAN_COUNT, _type="string"):
+        if pattern is not None or any(marker in name for marker in wanted):
+            found.add(name)
+            if len(found) >= MOST_FOUND:
+                return sorted(found), False
+    return sorted(found), True
+
+
+def _escape(marker: str) -> str:
+    return "".join(f"\\{letter}" if letter in _GLOB else letter for letter in marker)
