@@ -186,6 +186,7 @@ class TransferRequest:
     the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
     paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``. ``kv_shape``: how
     the KV is cut among tensor-parallel ranks, None where that is not known; the path knows whether heads are packed.
+    ``kv_groups``: groups of layers that a store may keep apart, by how many of the last tokens each needs, None: all.
     """
 
     transfer_id: str
@@ -203,6 +204,7 @@ class TransferRequest:
     main_rank: int | None = None
     priority: TransferPriority = "waiting"
     kv_shape: KvShape | None = None
+    kv_groups: tuple[int | None, ...] = (None,)
 
 
 @dataclass(frozen=True, slots=True)

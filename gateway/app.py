@@ -100,6 +100,8 @@ class Gateway:
         self.index = MeteredIndex(index, self.metrics.registry)
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
         self.pools, self.links = self.topology.pools, self.topology.links
+        for name, model in self.served.items():
+            model.context.follow(partial(self.pools.context_lengths, name))
         self.trust = KvTrust(time.monotonic, self.metrics)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
@@ -200,7 +202,7 @@ class Gateway:
 
     def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
-            served=list(self.served),
+            served=self.served,
             pools=self.pools,
             links=self.links,
             trust=self.trust,
@@ -259,7 +261,7 @@ class Gateway:
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         facts = self.service.models[model]
-        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape)
+        return CanaryPath(link, facts.kv_name, self._canary_rules.kv_first_chunk_s, facts.kv_shape, facts.kv_groups)
 
     @property
     def _canary_rules(self) -> RelayRules:

@@ -1,6 +1,6 @@
 """What one gateway process shows of itself: whether it is ready, its metrics, requests and rules."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +20,15 @@ from gateway.relay.align import Aligner
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
+from gateway.text.model import ServedModel
 from policies.types import Role
 
 
 @dataclass(slots=True)
 class Status:
-    """``served``: names of the models. ``is_draining``: no more requests are wanted."""
+    """``served``: the models by name. ``is_draining``: no more requests are wanted."""
 
-    served: Collection[str]
+    served: Mapping[str, ServedModel]
     pools: Pools
     links: Links
     trust: KvTrust
@@ -65,7 +66,9 @@ class Status:
 
     def find_degraded(self) -> list[str]:
         """What is not as it should be though requests can be served."""
-        return self.trust.list_lost(self.links.views().keys())
+        unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
+        lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
+        return lines + self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""

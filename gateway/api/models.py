@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import UNSET
+
 from gateway.api.wire import ModelCard, ModelList
 from gateway.errors import GatewayError
 from gateway.text.model import ServedModel
@@ -44,7 +46,8 @@ class Models:
         served = resolve_name(name, rules)
         if served not in self._models and served in self._passed() and is_allowed(served, rules):
             return ModelCard(id=name, created=self._created)
-        return ModelCard(id=name, created=self._created, max_model_len=self.find(name, rules).context_tokens)
+        tokens = self.find(name, rules).context.known_tokens
+        return ModelCard(id=name, created=self._created, max_model_len=tokens or UNSET)
 
     def list(self, rules: ModelRules = ALL) -> ModelList:
         """Return all names that may be asked for."""

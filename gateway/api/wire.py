@@ -65,6 +65,8 @@ class ChatFields(GenerationFields, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
 
 
 class CompletionFields(GenerationFields, kw_only=True):

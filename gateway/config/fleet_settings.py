@@ -24,6 +24,13 @@ class ModelSettings(Section, frozen=True):
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    context_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="The most tokens of a prompt and its answer together. null: the least of what the engines that "
+            "serve it tell (vLLM's `max_model_len`)."
+        ),
+    ] = None
     kv_bytes_per_token: Annotated[
         Count | None,
         Meta(
@@ -47,11 +54,18 @@ class ModelSettings(Section, frozen=True):
         ),
     ] = None
     tool_parser: Annotated[
-        Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
+        Name | None,
+        Meta(
+            description="How the model writes tool calls, by the name of vLLM's `--tool-call-parser` "
+            "(see gateway/text/parsers/README.md). null: guessed by its template; `none`: they stay text."
+        ),
     ] = None
     reasoning_parser: Annotated[
-        Literal["think", "qwen3", "deepseek_r1"] | None,
-        Meta(description="How the model marks its reasoning; null: it stays text."),
+        Name | None,
+        Meta(
+            description="How the model marks its reasoning, by the name of vLLM's `--reasoning-parser`. null: guessed "
+            "by its template; `none`: it stays text."
+        ),
     ] = None
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
@@ -181,6 +195,13 @@ class LinkSettings(Section, frozen=True):
             "lmcache-mp, split in lmcache."
         ),
     ] = "auto"
+    separate_object_groups: Annotated[
+        bool,
+        Meta(
+            description="The LMCache servers run with `--separate-object-groups`: of sliding windows and linear states "
+            "only what the prompt's end needs is moved. Dialect lmcache-mp and path bridge only."
+        ),
+    ] = False
     dialect: Annotated[
         Literal["lmcache-mp", "lmcache"],
         Meta(

@@ -18,7 +18,7 @@ from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSetti
 from gateway.config.settings import Settings, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.kv_layers import KvSizeUnknown
-from gateway.fleet.kv_size import KvSize, find_shape, size_kv
+from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
@@ -43,9 +43,17 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
                 Path(model.path),
                 reasoning_parser=model.reasoning_parser,
                 tool_parser=model.tool_parser,
+                context_tokens=model.context_tokens,
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
+        if served[model.name].offers_tools and not served[model.name].parsers.reads_tools and not model.tool_parser:
+            log.warning(
+                "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
+                "Set tool_parser, to none where that is wanted",
+                number,
+                model.name,
+            )
     return served
 
 
@@ -54,13 +62,28 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     return {
         model.name: ModelFacts(
             find_kv_bytes(number, model),
-            served[model.name].context_tokens,
+            served[model.name].context,
             model.cache_effective,
             model.kv_name or model.name,
             find_kv_shape(model, _links_of(model, settings)),
+            find_kv_groups(model, _links_of(model, settings)),
         )
         for number, model in enumerate(settings.models)
     }
+
+
+def find_kv_groups(model: ModelSettings, links: Sequence[LinkSettings]) -> tuple[int | None, ...]:
+    """Groups of layers that LMCache may keep apart. Raises BadSettings where a link needs them and they are unknown."""
+    try:
+        return find_groups(read_json(Path(model.path) / "config.json", needed=True))
+    except (KvSizeUnknown, ModelDirectoryError) as error:
+        for link in links:
+            if link.separate_object_groups:
+                raise BadSettings(
+                    f"links[{link.source}->{link.dest}].separate_object_groups: the groups of {model.name} do not "
+                    f"follow from its config.json: {error}"
+                ) from None
+        return (None,)
 
 
 def _links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
@@ -213,6 +236,7 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
             world_size=link.world_size,
             dest_world_size=link.dest_world_size,
             layout=layout_of(link),
+            separate_groups=link.separate_object_groups,
             hash_seed=seed,
         )
     elif link.cache_server is not None:

@@ -51,6 +51,7 @@ class CanaryPath:
     kv_name: str
     first_chunk_s: float
     kv_shape: KvShape | None = None
+    kv_groups: tuple[int | None, ...] = (None,)
 
 
 class CanaryUnread(Exception):
@@ -160,6 +161,7 @@ async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: Instance, 
         prefill_rank=_rank_of(prefill),
         main_rank=_rank_of(decode),
         kv_shape=crossing.kv_shape,
+        kv_groups=crossing.kv_groups,
     )
     first_chunk = asyncio.timeout(crossing.first_chunk_s)
     try:

@@ -136,6 +136,23 @@ def find_shape(config: Config, kv_dtype: str = "auto") -> KvShape:
     return KvShape("packed", len(shapes), heads, head_dim * ELEMENT_BYTES[written if kv_dtype == "auto" else kv_dtype])
 
 
+def find_groups(config: Config) -> tuple[int | None, ...]:
+    """Object groups of LMCache with ``--separate-object-groups``: how many of the last tokens each needs, None: all.
+
+    They are numbered by their first layer. A state is needed once, at the end. Raises KvSizeUnknown.
+    """
+    text, _ = _read(config)
+    groups: dict[Keeps, int | None] = {}
+    for _, kept in _attentions(text):
+        if Keeps.STATE in kept and kept is not Keeps.STATE:
+            raise KvSizeUnknown("layers have heads and a state side by side")
+        if kept is Keeps.WINDOW and text.get("attention_chunk_size") is not None:
+            kept = Keeps.ALL  # chunked attention is no sliding window to LMCache
+        if kept:
+            groups[kept] = {Keeps.ALL: None, Keeps.WINDOW: find_window(text), Keeps.STATE: 1}[kept]
+    return tuple(groups.values())
+
+
 def _read(config: Config) -> tuple[Config, str]:
     """The language model's part with what its family leaves out, and the type that the model is written in."""
     text = _find_text(config)

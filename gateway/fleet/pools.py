@@ -9,6 +9,7 @@ from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
 from backends.types import Capabilities, EngineLoad, KvShape, LegRequest
 from gateway.fleet.blame import Blame, Charges, Culprit
+from gateway.text.context import ContextLength
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
 
@@ -204,6 +205,11 @@ class Pools:
         """Instances that serve a model, whatever their state."""
         return [instance for instance in self.instances if instance.spec.model == model]
 
+    def context_lengths(self, model: str) -> list[int]:
+        """What a model's engines tell of the most tokens that they take; a plan may use any of them."""
+        found = [one.capabilities for one in self.instances if one.spec.model == model]
+        return [known.max_model_len for known in found if known is not None and known.max_model_len]
+
     def places(self, model: str) -> int:
         """Answers that all MD instances of a model batch at once."""
         return sum([one.spec.max_running for one in self.of_model(model) if one.spec.role is Role.MD])
@@ -270,12 +276,14 @@ class ModelFacts:
     """What a plan needs to know of a model beside its engines."""
 
     kv_bytes_per_token: int
-    context_tokens: int
+    context: ContextLength
     cache_effective: bool
     kv_name: str
     """What the KV stores call it."""
     kv_shape: KvShape | None = None
     """How its KV is cut among ranks; None where that does not follow from its config.json."""
+    kv_groups: tuple[int | None, ...] = (None,)
+    """Groups of layers as LMCache may keep them apart: how many of the last tokens each needs, None: all."""
 
 
 def store_id(region: str, model: str) -> str:

@@ -187,9 +187,7 @@ class Router:
         failover: Failover,
     ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
-        context = self.models[request.model].context_tokens
-        lengths = [view.max_model_len for view in self.pools.views(request.model) if view.max_model_len]
-        room = min([context, *lengths]) - len(request.prompt)
+        room = self.models[request.model].context.tokens - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
         return SpliceTerms(
@@ -216,6 +214,7 @@ class Router:
             served_model=request.model,
             kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
             kv_shape=self.models[request.model].kv_shape,
+            kv_groups=self.models[request.model].kv_groups,
         )
 
     def _note_session(self, decision: Decision) -> None:

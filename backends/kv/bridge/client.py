@@ -62,7 +62,7 @@ class _Urgency:
 class BridgePath:
     """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks, and
     ``hash_seed`` is that of ``KeyRequest``. ``dest_world_size``: the receiving engines' ranks, None: as many.
-    ``layout``: how chunks hold heads."""
+    ``layout``: how chunks hold heads. ``separate_groups``: the stores keep groups of layers apart."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
@@ -74,12 +74,14 @@ class BridgePath:
         world_size: int = 1,
         dest_world_size: int | None = None,
         layout: HeadLayout = "packed",
+        separate_groups: bool = False,
         hash_seed: int | None = None,
     ) -> None:
         self._origin = HttpOrigin(url)
         self._dtype = dtype
         self._worlds = (world_size, dest_world_size or world_size)
         self._layout: HeadLayout = layout
+        self._separate_groups = separate_groups
         self._urgencies: dict[str, _Urgency] = {}
         self._hash_seed = hash_seed
 
@@ -124,6 +126,10 @@ class BridgePath:
             world_size = dest_world_size = 1  # LMCache keeps it once, whatever the ranks
         elif shape is not None:
             shape = structs.replace(shape, layout=self._layout)
+        windows = None
+        if self._separate_groups:
+            shape = None  # a group's chunks have a part of it
+            windows = [None if tokens is None else -(-tokens // request.chunk_tokens) for tokens in request.kv_groups]
         if shape is not None:
             copies = max(1, world_size // shape.heads)  # each head is on so many ranks
             chunk_bytes = shape.token_bytes * copies * request.chunk_tokens
@@ -139,6 +145,7 @@ class BridgePath:
             dest_world_size=dest_world_size,
             shape=shape,
             chunk_bytes=chunk_bytes,
+            group_windows=windows,
             hash_seed=self._hash_seed,
             deadline_s=request.deadline_s,
             priority=request.priority,

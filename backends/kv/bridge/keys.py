@@ -40,6 +40,7 @@ class KeysRefused(ValueError):
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
     """Everything that a chunk's key depends on. ``world_size``: tensor-parallel ranks, each with keys of its own.
+    ``group``: the object group of an LMCache server that keeps groups of layers apart.
 
     ``hash_seed``: PYTHONHASHSEED of the vLLM processes that LMCache runs in; None: there is no vLLM around it.
     """
@@ -51,6 +52,7 @@ class KeyRequest:
     dtype: str = "float32"
     world_size: int = 1
     hash_seed: int | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def _spell_server(request: KeyRequest) -> Iterator[str]:
         chained = blake3(chained + packed.pack(*chunk)).digest()
         for rank in range(world):
             kv_rank = world << 24 | rank << 16 | world << 8 | rank
-            yield f"{request.model}@{kv_rank:08x}@0@{chained.hex()}{tag}"
+            yield f"{request.model}@{kv_rank:08x}@{request.group:x}@{chained.hex()}{tag}"
 
 
 DIALECTS: Mapping[str, KeyDialect] = MappingProxyType(

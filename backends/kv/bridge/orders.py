@@ -26,10 +26,29 @@ def find_chunks(order: TransferOrder) -> list[ChunkId]:
         world_size=order.world_size,
         hash_seed=order.hash_seed,
     )
+    if order.group_windows:
+        return list(_grouped(order, request, dest_world))
     if dest_world == order.world_size:
         size_bytes = None if order.chunk_bytes is None else max(1, order.chunk_bytes // order.world_size)
         return [ChunkId(order.dialect, key, size_bytes) for key in DIALECTS[order.dialect].chunk_keys(request)]
     return list(_regrouped(order, request, dest_world))
+
+
+def _grouped(order: TransferOrder, request: KeyRequest, dest_world: int) -> Iterator[ChunkId]:
+    """Chunk by chunk, those of groups that need every chunk first; what a window has left behind is not moved."""
+    if order.dialect != "lmcache-mp":
+        raise KeysRefused(f"group_windows: dialect {order.dialect} has no object groups")
+    if dest_world != order.world_size:
+        raise KeysRefused("dest_world_size: chunks in object groups are not regrouped")
+    windows = sorted(enumerate(order.group_windows or ()), key=lambda group: group[1] is not None)
+    world = order.world_size
+    keys = {group: DIALECTS[order.dialect].chunk_keys(replace(request, group=group)) for group, _ in windows}
+    count = len(request.token_ids) // order.chunk_tokens
+    for number in range(count):
+        for group, window in windows:
+            if window is None or number >= count - window:
+                for key in keys[group][number * world : (number + 1) * world]:
+                    yield ChunkId(order.dialect, key)
 
 
 def _regrouped(order: TransferOrder, request: KeyRequest, dest_world: int) -> Iterator[ChunkId]:

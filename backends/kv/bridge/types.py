@@ -136,6 +136,11 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: KvShape | None = None
     chunk_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
     """What the shards of a chunk have together in the sending store; others are refused."""
+    group_windows: Annotated[list[Annotated[int, msgspec.Meta(ge=1)] | None], msgspec.Meta(max_length=16)] | None = None
+    """An LMCache server's object groups by their numbers: how many of the last chunks each needs, None: all.
+
+    None: groups are not kept apart.
+    """
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
     priority: TransferPriority = "waiting"

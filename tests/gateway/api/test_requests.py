@@ -59,7 +59,7 @@ BAD_CHAT: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 1.5}, "max_tokens"),
     ({"max_tokens": "twelve"}, "max_tokens"),
     ({"max_tokens": True}, "max_tokens"),
-    ({"max_completion_tokens": 4096}, "max_completion_tokens"),
+    ({"max_completion_tokens": 4097}, "max_completion_tokens"),
     ({"min_tokens": -1}, "min_tokens"),
     ({"min_tokens": 11, "max_tokens": 10}, "min_tokens"),
     ({"min_tokens": 4096}, "min_tokens"),

@@ -21,6 +21,7 @@ from gateway.relay.router import Router
 from gateway.relay.types import Finish, GenerationRequest, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.text.context import ContextLength
 from policies.rules import Rules, parse_rules
 from policies.types import Role
 from tests.fakes.engine import FakeEngine
@@ -120,9 +121,10 @@ async def open_stage(
         index.hits |= {id_: max(tokens) for id_, tokens in ranks.items()}
         index.ranks |= ranks
         pools = Pools(instances, loop.time)
+        context = ContextLength(told=lambda: pools.context_lengths(MODEL))
         metrics = Metrics()
         service = Router(
-            models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
+            models={MODEL: ModelFacts(4096, context=context, cache_effective=True, kv_name=MODEL)},
             pools=pools,
             links=links,
             trust=KvTrust(loop.time, metrics),

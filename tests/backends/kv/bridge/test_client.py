@@ -352,3 +352,25 @@ async def test_a_latent_is_one_whatever_the_ranks() -> None:
         path = BridgePath(running.url, world_size=8, dest_world_size=4)
         assert (await read_all(path, wanted))[-1].wan_bytes == 2 * 64 * CHUNK_TOKENS
         await path.aclose()
+
+
+async def test_groups_of_layers_cross_each_as_far_as_it_is_needed() -> None:
+    """Of a window only the last chunks are waited for; without one of them the transfer is not complete."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted = replace(of_ranks(4)[0], kv_groups=(2 * CHUNK_TOKENS - 1, None))
+        keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS))
+        whole = [key.replace("@0@", "@1@") for key in keys]
+        for key in (*whole, keys[2]):
+            await region.a.set(key, bytes(100))
+        path = BridgePath(running.url, separate_groups=True)
+        async with aclosing(path.transfer(wanted)) as moving:
+            async for progress in moving:
+                if progress.chunks_done == 5:
+                    break
+            assert (progress.state, progress.chunks_total) == ("moving", 6)
+            await region.a.set(keys[3], bytes(100))
+            states = [progress.state async for progress in moving]
+        await path.aclose()
+        assert states[-1] == "complete"
+        async with redis.asyncio.Redis.from_url(region.arguments[3]) as b:
+            assert set(await b.keys()) == {key.encode() for key in (*whole, *keys[2:])}
