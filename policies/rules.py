@@ -175,6 +175,23 @@ class RelayRules(Section, frozen=True):
             "while the link is up; then the transfer is given up and MD computes the prompt."
         ),
     ] = 10.0
+    store_wait_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="Longest wait after P's end for its KV to be seen in its region's store, before RLD begins: "
+            "what is not there RLD computes again. 0: none. Only bridges tell what is there.",
+        ),
+    ] = 0.5
+    store_wait_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="So many prompt tokens RLD computes again rather than wait for their KV to be seen.",
+        ),
+    ] = 1024
     kv_least_load_tokens: Annotated[
         int,
         Meta(
