@@ -37,7 +37,7 @@ def find_changes(old: State, new: State) -> State:
     return changes
 
 
-class EventStream:
+class StateStream:
     """``GET /admin/events`` as server-sent events: one ``state``, then a ``change`` whenever there is one.
 
     Both hold ``sections`` and ``points``: all of them at first, then the new ones.
@@ -83,17 +83,17 @@ class EventStream:
         points, quiet = 0, 0
         while not left.done():
             await self._view.refresh()
-            state, rates = self._view.state(), self._view.rates
+            state, minute = self._view.state(), self._view.minute
             changes = find_changes(told, state)
-            new = min(rates.taken - points, len(rates.points))
+            new = min(minute.taken - points, len(minute.points))
             if changes or new:
-                body = {"sections": changes, "points": list(rates.points)[len(rates.points) - new :]}
+                body = {"sections": changes, "points": list(minute.points)[len(minute.points) - new :]}
                 kind = b"change" if told else b"state"
                 await _send_event(send, b"event: " + kind + b"\ndata: " + msgspec.json.encode(body) + b"\n\n")
                 quiet = 0
             elif (quiet := quiet + 1) % SIGN_OF_LIFE_EVERY == 0:
                 await _send_event(send, b": quiet\n\n")
-            told, points = state, rates.taken
+            told, points = state, minute.taken
             if self._is_over():
                 break
             await asyncio.wait([left], timeout=INTERVAL_S)

@@ -1,6 +1,6 @@
 """The routes of the operator's page: its files, its event stream, and what it asks and changes."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.api.admin import Handler
 from gateway.auth.admin import AdminAuth
 from gateway.config.document_store import BadDocument, Conflict, Document, DocumentStore
 from gateway.config.fleet_settings import BadSettings
@@ -19,7 +20,7 @@ from gateway.http.body import JsonObject, parse_object, read_body
 from gateway.http.proxies import is_loopback
 from gateway.http.routing import JSON
 from gateway.operator.assets import read_assets
-from gateway.operator.events import EventStream
+from gateway.operator.events import StateStream
 from gateway.operator.explain import TENANT, Explainer
 from gateway.operator.fleet import TopologyBody, drain, put_body, undrain
 from gateway.operator.fleet import read_body as read_topology_body
@@ -35,7 +36,6 @@ AUTHOR = "operator page"
 MOST_BODY_BYTES, BODY_TIMEOUT_S = 4 << 20, 30.0
 MOST_REHEARSED = 500
 
-Handler = Callable[[Request], Awaitable[Response]]
 Edit = Callable[[Mapping[str, Any], tuple[str, ...]], TopologyBody]
 
 
@@ -114,7 +114,7 @@ def _page_routes(admin_auth: AdminAuth) -> list[Route]:
 def _look_routes(operator: Operator, admin_auth: AdminAuth) -> list[Route]:
     async def show_state(request: Request) -> Response:
         await operator.view.refresh()
-        return _json({"sections": operator.view.state(), "points": list(operator.view.rates.points)})
+        return _json({"sections": operator.view.state(), "points": list(operator.view.minute.points)})
 
     async def show_decision(request: Request) -> Response:
         found = operator.timelines.find(request.path_params["request_id"])
@@ -134,7 +134,7 @@ def _look_routes(operator: Operator, admin_auth: AdminAuth) -> list[Route]:
     async def show_schema(request: Request) -> Response:
         return _json(document_schema())
 
-    events = EventStream(operator.view, admin_auth, operator.is_draining)
+    events = StateStream(operator.view, admin_auth, operator.is_draining)
     pages: dict[str, Handler] = {
         "/admin/state": show_state,
         "/admin/requests/{request_id}/decision": show_decision,

@@ -18,8 +18,8 @@ from gateway.telemetry.timeline import Timeline
 from policies.explain import REASONS
 from policies.valley import find_valleys
 
-Section = Mapping[str, Any]
-State = dict[str, Section]
+StateSection = Mapping[str, Any]
+State = dict[str, StateSection]
 """Sections by name; each has things by id, with JSON values."""
 
 MOST_REQUESTS = 200
@@ -37,7 +37,7 @@ TOKENS = {"tokens:P": "p_tokens", "tokens:RLD": "rld_tokens", "tokens:MD": "md_t
 
 
 @dataclass(slots=True)
-class Rates:
+class LastMinute:
     """The last minute, a point a second: what was used, bytes by link, and the instances' load."""
 
     points: deque[dict[str, float]] = field(default_factory=lambda: deque(maxlen=POINTS))
@@ -83,7 +83,7 @@ class OperatorView:
         self._clock = clock
         self._wall = wall
         self._offset_s = wall() - clock()
-        self.rates = Rates()
+        self.minute = LastMinute()
         self._levels: dict[str, deque[tuple[float, float, float]]] = {}
         self._usage: dict[str, Any] = {}
         self._usage_s: float | None = None
@@ -91,8 +91,8 @@ class OperatorView:
 
     async def sample(self) -> None:
         """Add a point to the rates; to be called once a second."""
-        self.rates.sample(self._clock(), self._status.tenancy.usage.total, self._links(), self._router.pools.instances)
-        if self.rates.taken % LEVEL_EVERY == 1:
+        self.minute.sample(self._clock(), self._status.tenancy.usage.total, self._links(), self._router.pools.instances)
+        if self.minute.taken % LEVEL_EVERY == 1:
             for name in self._status.served:
                 self._note_level(name)
 
