@@ -3,12 +3,14 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from backends.engines.external import Provider
@@ -32,6 +34,8 @@ from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
 from gateway.operator.explain import Explainer
+from gateway.operator.routes import Operator, operator_routes
+from gateway.operator.view import OperatorView
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
@@ -39,6 +43,7 @@ from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
+from gateway.tasks import TaskSet, run_every
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
@@ -47,6 +52,7 @@ from policies.rules import RelayRules
 log = logging.getLogger(__name__)
 
 PRIVATE_REDIS_BYTES = 512 << 20
+PAGE_TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
@@ -92,6 +98,7 @@ class Gateway:
         self._settings = settings
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
+        self._tasks = TaskSet()
         self.metrics = Metrics()
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
@@ -142,8 +149,13 @@ class Gateway:
         self.status = self._make_status(redis)
         self.admin_access = find_admin_access(settings)
         self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
-        self.app: ASGIApp = self._build_app()
-        self.admin_app: ASGIApp = build_admin_app(self.status.pages, self.admin_access.own)
+        self.view = OperatorView(
+            self.status, self.service, redis.client("page", PAGE_TIMEOUT_S), version("pdd-gateway")
+        )
+        operator = self._make_operator()
+        self.app: ASGIApp = self._build_app(operator_routes(operator, self.admin_access.beside_api))
+        own = self.admin_access.own
+        self.admin_app: ASGIApp = build_admin_app(self.status.pages, own, operator_routes(operator, own))
 
     async def __aenter__(self) -> Self:
         stack = self._stack
@@ -165,6 +177,8 @@ class Gateway:
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
         stack.push_async_callback(self.passing.servers.aclose)
+        self._tasks.start("page", run_every(1.0, self.view.sample))
+        stack.push_async_callback(self._tasks.aclose)
         for line in self.status.find_missing():
             log.warning("not ready: %s", line)
         return self
@@ -221,7 +235,18 @@ class Gateway:
             metrics=self.metrics,
         )
 
-    def _build_app(self) -> ASGIApp:
+    def _make_operator(self) -> Operator:
+        return Operator(
+            settings=self._settings,
+            view=self.view,
+            router=self.service,
+            timelines=self.timelines,
+            explainer=self.explainer,
+            store=self.live.store,
+            is_draining=lambda: self.status.is_draining,
+        )
+
+    def _build_app(self, pages: Sequence[Route]) -> ASGIApp:
         limits = RequestLimits(
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
@@ -240,7 +265,7 @@ class Gateway:
             overflow=self.overflow if self._settings.external else None,
             note_unread=self.metrics.count_unread,
         )
-        return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
+        return build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
 
     def _count_processes(self) -> int:
         return self.ledger.peers + 1
