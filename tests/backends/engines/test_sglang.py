@@ -115,7 +115,7 @@ async def test_a_field_that_sglang_lacks_is_refused(fake: FakeSglang, engine: Sg
 async def test_grammars(fake: FakeSglang, engine: SglangEngine, asked: Any, sent: Any) -> None:
     """vLLM's words for a grammar become SGLang's, and what SGLang has no word for is refused."""
     fake.script = Script(fault=EndAs(2, "length"))
-    asking = collect(engine, leg(sampling=Sampling(extra={"structured_outputs": asked})))
+    asking = collect(engine, leg(None, sampling=Sampling(extra={"structured_outputs": asked})))
     if sent is None:
         with pytest.raises(EngineRejected):
             await asking
