@@ -253,6 +253,7 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         link.chunk_tokens,
         rate_bytes_per_s,
         lease_s=link.lease_s,
+        lends=link.relay_kv == "nixl",
         dtype=link.dtype,
         world_size=link.world_size,
     )
