@@ -234,8 +234,8 @@ def layout_of(link: LinkSettings) -> HeadLayout:
 def build_link(link: LinkSettings, pools: Pools) -> Link:
     """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
     path: MeasuredPath
+    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
         path = BridgePath(
             link.bridge,
             dtype=link.dtype,
@@ -261,4 +261,7 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         lease_s=link.lease_s,
         dtype=link.dtype,
         world_size=link.world_size,
+        dest_world_size=link.dest_world_size,
+        has_groups=link.separate_object_groups,
+        hash_seed=seed,
     )
