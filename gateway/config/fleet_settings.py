@@ -67,6 +67,17 @@ class ModelSettings(Section, frozen=True):
             "by its template; `none`: it stays text."
         ),
     ] = None
+    reasoning_field: Annotated[
+        Literal["both", "reasoning", "reasoning_content"],
+        Meta(description="Where chat answers have their reasoning: vLLM says `reasoning`, others `reasoning_content`."),
+    ] = "both"
+    media: Annotated[
+        bool | Literal["auto"],
+        Meta(
+            description="Whether chats may hold images, sounds and films. Such a chat goes as a whole to one "
+            "main-decode engine's own chat API, and is not split. auto: where its config.json speaks of them."
+        ),
+    ] = "auto"
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
         bool | Literal["auto"],
