@@ -224,6 +224,8 @@ class TransferProgress:
     """False: the first chunk is in neither store yet, as far as the path knows. A path that cannot tell says True."""
     chunk_bytes: int = 0
     """Size of a chunk in the sending store, of one rank; 0: not seen, or the path cannot tell."""
+    chunks_seen: int | None = None
+    """Chunks, from the first on, that either store was seen to hold; None: the path cannot tell."""
 
 
 class LinkState(msgspec.Struct, frozen=True):

@@ -152,7 +152,14 @@ def decide_unfed(case: Case) -> Decision:
         raise nobody_for(case, Role.MD)
     if not case.pools[Role.P]:
         return pass_through(case, "no_prefill")
-    return pass_through(case, "no_link" if all(link.trusted for link in case.snapshot.links.values()) else "kv_unread")
+    return pass_through(case, _why_unfed(case))
+
+
+def _why_unfed(case: Case) -> str:
+    if not all(link.trusted for link in case.snapshot.links.values()):
+        return "kv_unread"
+    up = [view for role in (Role.P, Role.MD) for view in everyone(case.pools[role])]
+    return "no_link" if all(view.judged for view in up) else "first_canary"
 
 
 def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> Decision | None:

@@ -99,6 +99,8 @@ class InstanceView:
     itl_s: float | None = None
     """Measured time between two tokens of one request; None: not measured."""
     streams_ids: bool = True
+    judged: bool = True
+    """False: canaries have not said yet with whom it may share KV. Its fingerprint is its own then."""
     leaks_salts: bool = False
     """It was seen to take KV of one cache salt for a prompt with another."""
 

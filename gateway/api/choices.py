@@ -27,7 +27,7 @@ from gateway.errors import GatewayError
 from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.detokenise import OutputText, TextOptions
 from gateway.text.parsers.output import CallDelta, Parts
-from gateway.text.parsers.reader import MessageReader
+from gateway.text.parsers.reader import AnswerReader
 from gateway.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0
@@ -63,7 +63,7 @@ class Choice:
         answer: Answer,
         vocabulary: Vocabulary,
         options: TextOptions,
-        reader: MessageReader | None = None,
+        reader: AnswerReader | None = None,
     ) -> None:
         self.index = index
         self.completion_tokens = 0

@@ -33,13 +33,26 @@ from gateway.limits.admission import RANKS, Admission, AdmissionControl
 from gateway.limits.bodies import HeldBytes
 from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
-from policies.rules import Rules
+from policies.rules import BadRules, Rules, ask_plan
 
 INLINE_BODY_BYTES = 256 << 10
 
 
 BREAK_OFF_S = 1.0
 """How long a client may take to take the last words of a gateway that ends."""
+
+
+PLAN_HEADER = "x-pdd-ask"
+
+
+def narrow(rules: Rules, asked: str, debug: bool) -> Rules:
+    """Return rules under which a request gets the plan that its header asks for. Raises GatewayError."""
+    if not debug:
+        raise GatewayError(400, f"{PLAN_HEADER} is for tenants whose rules say `debug: true`.", param=PLAN_HEADER)
+    try:
+        return ask_plan(rules, asked)
+    except BadRules as error:
+        raise GatewayError(400, f"{PLAN_HEADER}: {error}", param=PLAN_HEADER) from None
 
 
 HINT = re.compile(r"[0-9]{1,7}")
@@ -72,8 +85,10 @@ class Access:
     """Whose answers run."""
 
     def make_caller(self, headers: Headers, tenant: str, rules: Rules) -> Caller:
-        """Return who asks, under which rules, and what the headers say."""
+        """Return who asks, under which rules, and what the headers say. Raises GatewayError."""
         debug = rules.debug or self.shows_plans
+        if (asked := headers.get(PLAN_HEADER)) is not None:
+            rules = narrow(rules, asked, debug)
         hint = headers.get("x-pdd-output-tokens", "")
         return Caller(
             tenant=tenant,

@@ -158,6 +158,14 @@ class Settings(Section, frozen=True):
         ),
     ] = ()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
+    canary_hold_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long a new engine process waits, at most, for its first canary to come back: until then "
+            "it shares no answer and no KV with others, and an MD answers alone. 0: not at all.",
+        ),
+    ] = 20.0
     canary_interval_s: Annotated[
         float,
         Meta(

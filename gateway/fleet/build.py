@@ -232,8 +232,8 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
     Raises BadSettings.
     """
     path: MeasuredPath
+    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
         key = read_key(f"links[{link.source}->{link.dest}].bridge_key_env", link.bridge_key_env)
         urls = [link.bridge, *link.bridge_workers]
         bridges = [
@@ -267,4 +267,7 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         lease_s=link.lease_s,
         dtype=link.dtype,
         world_size=link.world_size,
+        dest_world_size=link.dest_world_size,
+        has_groups=link.separate_object_groups,
+        hash_seed=seed,
     )

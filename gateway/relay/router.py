@@ -57,7 +57,7 @@ class Router:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
-        self.trust.use(decision.plan.link, request.model)
+        self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
@@ -74,7 +74,7 @@ class Router:
         """Choose the plan without starting anything. Raises GatewayError."""
         facts = self._facts(request, rules)
         try:
-            return choose_plan(facts, self.snapshot(request.model, facts.session), rules, self.rng)
+            return choose_plan(facts, self.snapshot(facts.model, facts.session, facts.salted), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
                 raise GatewayError(
@@ -122,12 +122,12 @@ class Router:
         hits = by_rank or [0] * len(loads)
         return choose_rank(instance.spec.role, hits, loads, prompt_tokens, rules.placement, self.rng)
 
-    def snapshot(self, model: str, session: str | None) -> Snapshot:
-        """What policies see now of a model's pools and links."""
+    def snapshot(self, model: str, session: str | None, is_salted: bool = False) -> Snapshot:
+        """What policies see now of a model's pools and links, for a prompt with a cache salt or without."""
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
-            links=self.trust.mark(self.links.views(), model),
+            links=self.trust.mark(self.links.views(), model, is_salted=is_salted),
             kv_bytes_per_token=facts.kv_bytes_per_token,
             kv_chunk_tokens=self.links.chunk_tokens,
             prefix_cache_effective=facts.cache_effective,
@@ -140,7 +140,7 @@ class Router:
     def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision, failover: Failover) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
-        look = partial(self.snapshot, request.model, decision.facts.session)
+        look = partial(self.snapshot, request.model, decision.facts.session, decision.facts.salted)
         outcome = AnswerOutcome(
             request=request,
             decision=decision,

@@ -239,6 +239,7 @@ def _progress(line: TransferLine) -> TransferProgress:
         line.wan_bytes,
         line.first_seen,
         line.chunk_bytes,
+        line.chunks_seen,
     )
 
 

@@ -182,7 +182,7 @@ class TransferSchedule:
             len(transfer.chunks) - transfer.missing,
             transfer.present,
             transfer.wan_bytes,
-            first_seen=self._first_is_seen(transfer),
+            chunks_seen=self._next_unseen(transfer, transfer.probe_cursor),
         )
 
     def wanters(self, chunk_id: ChunkId) -> list[str]:
@@ -291,11 +291,6 @@ class TransferSchedule:
         if indexes:
             transfer.cursor = min(transfer.cursor, indexes[0])
             transfer.probe_cursor = min(transfer.probe_cursor, indexes[0])
-
-    def _first_is_seen(self, transfer: _Transfer) -> bool:
-        if not transfer.chunks or transfer.done[0]:
-            return True
-        return self._chunks[transfer.chunks[0]].state is not _State.UNSEEN
 
     def _next_unseen(self, transfer: _Transfer, index: int) -> int:
         """First chunk of ``transfer`` at or after ``index`` that is unseen; the number of its chunks when none is."""

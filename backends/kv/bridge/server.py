@@ -230,6 +230,7 @@ def _line(transfer: BridgeTransfer) -> TransferLine:
         error=transfer.error,
         first_seen=standing.first_seen,
         chunk_bytes=transfer.chunk_bytes,
+        chunks_seen=standing.chunks_seen,
     )
 
 

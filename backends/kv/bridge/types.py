@@ -67,8 +67,13 @@ class TransferStanding:
     chunks_done: int
     chunks_present: int
     wan_bytes: int
-    first_seen: bool = False
-    """Whether either store was seen to hold the first chunk."""
+    chunks_seen: int = 0
+    """Chunks, from the first on, that either store was seen to hold."""
+
+    @property
+    def first_seen(self) -> bool:
+        """Whether either store was seen to hold the first chunk, if there is one."""
+        return self.chunks_seen > 0 or self.chunks_total == 0
 
     @property
     def complete(self) -> bool:
@@ -169,6 +174,7 @@ class TransferLine(msgspec.Struct, frozen=True):
     error: str | None = None
     first_seen: bool = True
     chunk_bytes: int = 0
+    chunks_seen: int | None = None
 
 
 class TransferItem(msgspec.Struct, frozen=True):
