@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backends.engines.adapters import BadEngine, EngineSpec, build_engine
@@ -23,7 +24,7 @@ from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
-from gateway.text.model import ModelDirectoryError, ServedModel, load_model, read_json
+from gateway.text.model import REASONING_FIELDS, ModelDirectoryError, ServedModel, load_model, read_json
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
     served = {}
     for number, model in enumerate(settings.models):
         try:
-            served[model.name] = load_model(
+            loaded = load_model(
                 model.name,
                 Path(model.path),
                 reasoning_parser=model.reasoning_parser,
@@ -48,7 +49,12 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
-        if served[model.name].offers_tools and not served[model.name].parsers.reads_tools and not model.tool_parser:
+        served[model.name] = replace(
+            loaded,
+            takes_media=loaded.takes_media if model.media == "auto" else model.media,
+            reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
+        )
+        if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(
                 "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
                 "Set tool_parser, to none where that is wanted",
@@ -265,6 +271,7 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         link.chunk_tokens,
         rate_bytes_per_s,
         lease_s=link.lease_s,
+        lends=link.relay_kv == "nixl",
         dtype=link.dtype,
         world_size=link.world_size,
         dest_world_size=link.dest_world_size,

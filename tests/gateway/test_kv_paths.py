@@ -40,6 +40,7 @@ def settings_of(link: dict[str, Any]) -> Settings:
         ({"path": "prefetch", "cache_server": URL}, PrefetchPath),
         ({"path": "engine_pull"}, EnginePull),
         ({"path": "nixl", "lease_s": 12}, NixlPull),
+        ({"bridge": URL, "relay_kv": "nixl", "lease_s": 12}, BridgePath),
     ],
 )
 async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
@@ -48,6 +49,7 @@ async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
     found = gateway.links.get("a", "b")
     assert found is not None and type(found.path) is path_type
     assert found.lease_s == link.get("lease_s", 30.0)
+    assert found.view().lends is ("nixl" in (link.get("path"), link.get("relay_kv")))
     for served in gateway.served.values():
         served.close()
 
