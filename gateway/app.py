@@ -44,6 +44,7 @@ from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
 from gateway.tasks import TaskSet, run_every
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
@@ -100,6 +101,7 @@ class Gateway:
         self._stack = AsyncExitStack()
         self._tasks = TaskSet()
         self.metrics = Metrics()
+        self.loop_watch = LoopWatch(self.metrics.registry)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
@@ -159,6 +161,8 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         stack = self._stack
+        self.loop_watch.start()
+        stack.callback(self.loop_watch.close)
         await self._start_index()
         await self.ledger.start()
         stack.push_async_callback(self.ledger.aclose)
@@ -231,6 +235,7 @@ class Gateway:
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,
+            loop_watch=self.loop_watch,
             timelines=self.timelines,
             metrics=self.metrics,
         )

@@ -18,6 +18,7 @@ from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
@@ -41,6 +42,7 @@ class Status:
     live: LiveDocuments
     rulebook: RuleBook
     tenancy: Tenancy
+    loop_watch: LoopWatch
     timelines: Timelines
     metrics: Metrics
     is_draining: bool = False
@@ -106,6 +108,7 @@ class Status:
             self.metrics.shared.documents_age.set(self.live.contact_age_s)
         self.metrics.kv.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
+        self.loop_watch.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 
 
