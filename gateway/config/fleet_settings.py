@@ -177,6 +177,16 @@ class LinkSettings(Section, frozen=True):
         Url | None,
         Meta(description="Base URL of the ``pdd bridge`` in ``dest``; needed by path bridge, and only there."),
     ] = None
+    bridge_workers: Annotated[
+        tuple[Url, ...],
+        Meta(
+            description="Further bridges between the same stores (`pdd bridge --workers`): each moves its share of "
+            "every transfer."
+        ),
+    ] = ()
+    bridge_key_env: Annotated[
+        str | None, Meta(description="Environment variable that holds the key that the bridge asks for.")
+    ] = None
     cache_server: Annotated[
         Url | None,
         Meta(description="HTTP port of the LMCache server in ``dest``; needed by path prefetch, and only there."),
