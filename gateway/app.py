@@ -26,6 +26,7 @@ from gateway.fleet.build import build_cache_spec, load_models, model_facts
 from gateway.fleet.canaries import CanaryWatch, NoWay
 from gateway.fleet.canary import CanaryPath
 from gateway.fleet.discovery import PodWatch
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
@@ -106,7 +107,7 @@ class Gateway:
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self.timelines = Timelines(time.monotonic)
         self.index = MeteredIndex(index, self.metrics.registry)
-        self.trust = KvTrust(time.monotonic, self.metrics)
+        self.trust, self.sizes = KvTrust(time.monotonic, self.metrics), KvSizes()
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known, self._on_link)
         self.pools, self.links = self.topology.pools, self.topology.links
         for name, model in self.served.items():
@@ -121,6 +122,7 @@ class Gateway:
             settings.canary_interval_s,
             self.metrics,
             self.trust,
+            self.sizes,
         )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
@@ -141,6 +143,7 @@ class Gateway:
             metrics=self.metrics,
             rng=random.Random(),
             note_use=self.tenancy.usage.note,
+            sizes=self.sizes,
         )
         self.explainer = Explainer(self.served, self.tenancy, self.service)
         self.passing = build_passing(
@@ -223,6 +226,7 @@ class Gateway:
             pools=self.pools,
             links=self.links,
             trust=self.trust,
+            sizes=self.sizes,
             canaries=self.canaries,
             aligner=self.aligner,
             passing=self.passing,
@@ -292,7 +296,13 @@ class Gateway:
         facts, salts = self.service.models[model], self.tenancy.access.salts
         is_salted = salts.of_model(salts.of("any"), model) is not None
         return CanaryPath(
-            link, facts.kv_name, self._canary_rules.kv_first_chunk_s, is_salted, facts.kv_shape, facts.kv_groups
+            link,
+            facts.kv_name,
+            self._canary_rules.kv_first_chunk_s,
+            facts.kv_bytes_per_token,
+            is_salted,
+            facts.kv_shape,
+            facts.kv_groups,
         )
 
     def _on_link(self, source: str, dest: str) -> None:

@@ -28,6 +28,11 @@ class LinkTerms:
     heads: int | None = None
     groups: int = 1
 
+    def token_bytes(self, chunk_bytes: int) -> float:
+        """KV of one token over all ranks, each head once, where one rank's chunk has so many bytes."""
+        ranks = self.world_size if self.heads is None else min(self.world_size, self.heads)
+        return chunk_bytes * ranks / self.chunk_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StoreReading:
