@@ -117,8 +117,8 @@ class Gateway:
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
-            self._find_crossing,
-            lambda: max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
+            self.find_crossing,
+            lambda: self.canary_tokens,
             settings.canary_interval_s,
             self.metrics,
             self.trust,
@@ -287,7 +287,8 @@ class Gateway:
         self.canaries.notice(instance)
         self.trust.note_restart(instance.spec.region, instance.spec.model)
 
-    def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
+    def find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
+        """The way of KV between a P and a decode instance; None: they stand in one region. Raises NoWay."""
         if prefill.spec.region == decode.spec.region:
             return None
         link = self.links.get(prefill.spec.region, decode.spec.region)
@@ -309,6 +310,11 @@ class Gateway:
         """Another link joins two regions."""
         self.trust.forget((source, dest))
         self.canaries.recheck((source, dest))
+
+    @property
+    def canary_tokens(self) -> int:
+        """What canaries must be longer than for their KV to move and to be used."""
+        return max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens)
 
     @property
     def _canary_rules(self) -> RelayRules:
