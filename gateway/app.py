@@ -27,6 +27,7 @@ from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
+from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
@@ -102,6 +103,8 @@ class Gateway:
         self.pools, self.links = self.topology.pools, self.topology.links
         for name, model in self.served.items():
             model.context.follow(partial(self.pools.context_lengths, name))
+        readers = {model.name: model.reader for model in settings.models}
+        self.readings = Readings(self.served, readers, self.pools)
         self.trust = KvTrust(time.monotonic, self.metrics)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
@@ -158,6 +161,8 @@ class Gateway:
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
+        await self.readings.start()
+        stack.push_async_callback(self.readings.aclose)
         upstreams = UpstreamWatch(self.passing.servers.upstreams, self._settings.health_interval_s)
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
@@ -203,6 +208,7 @@ class Gateway:
     def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
             served=self.served,
+            readings=self.readings,
             pools=self.pools,
             links=self.links,
             trust=self.trust,
@@ -235,6 +241,7 @@ class Gateway:
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
             note_unread=self.metrics.count_unread,
+            readings=self.readings,
         )
         return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
 
@@ -252,6 +259,7 @@ class Gateway:
         """An engine process has told what it is: follow its cache."""
         self.index.add_instance(build_cache_spec(instance, settings))
         self.canaries.notice(instance)
+        self.readings.notice(instance)
         self.trust.note_restart(instance.spec.region, instance.spec.model)
 
     def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:

@@ -13,6 +13,7 @@ from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
+from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.redis.client import SharedRedis
@@ -29,6 +30,7 @@ class Status:
     """``served``: the models by name. ``is_draining``: no more requests are wanted."""
 
     served: Mapping[str, ServedModel]
+    readings: Readings
     pools: Pools
     links: Links
     trust: KvTrust
@@ -68,6 +70,7 @@ class Status:
         """What is not as it should be though requests can be served."""
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
+        lines += self.readings.list_differing()
         return lines + self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
@@ -92,6 +95,12 @@ class Status:
                 one.leaks_salts,
             )
             for one in self.pools.instances
+        }
+        self.metrics.reads_otherwise.values = {
+            (model, id_, shape): (1.0,)
+            for model in self.served
+            for id_, shapes in self.readings.differing(model).items()
+            for shape in shapes
         }
         self.trust.show_metrics(self.links.views().keys(), self.served)
         for upstream in self.passing.servers.upstreams:
