@@ -133,8 +133,8 @@ def test_engines_get_the_same_messages(messages: Any, parts: bool) -> None:
     spelled = read_conversation(as_engines_take(messages), parts)
     plain = read_conversation(messages, parts)
     for message in [*spelled, *plain]:
-        for call in message.get("tool_calls", ()):
-            call |= {"id": "", "type": ""}
+        for made in message.get("tool_calls", ()):
+            made |= {"id": "", "type": ""}
         if message["content"] in ("", [], [text("")]):
             message["content"] = None
     assert spelled == plain
