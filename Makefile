@@ -9,7 +9,7 @@ COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.s
 QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test quick check fast slow e2e e2e-pipelines e2e-nixl bench trace conformance clean
+.PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-nixl bench trace conformance clean
 
 install: .venv/.installed
 
@@ -45,10 +45,24 @@ fast: install
 	$(BIN)/pytest $(FAST) $(COVERAGE) $(COVERED)
 	$(BIN)/pytest $(FAST) $(COVERED:%=--ignore=%)
 
+# The operator's page in a headless Chromium (Debian's `chromium`, or the one that CHROMIUM names).
+ui-test: install
+	$(BIN)/pytest tests/ui
+
+# Pictures of every view, to be looked at; they are written to SCREENS.
+SCREENS ?= screens
+screens: install
+	mkdir -p $(SCREENS)
+	SCREENS=$(SCREENS) $(BIN)/pytest tests/ui
+
 # The tests of whole regions mind how long things take, so that they have the machine to themselves.
 slow: install
-	$(BIN)/pytest $(SLOW) -n 2 --dist loadfile --ignore=tests/integration
-	$(BIN)/pytest $(SLOW) tests/integration
+	$(BIN)/pytest $(SLOW) -n 2 --dist loadfile --ignore=tests/integration --ignore=tests/ui
+	$(BIN)/pytest $(SLOW) tests/integration tests/ui
+
+# One side's KV is wrong, in each of five ways, over the demo's processes; KV_JSON=FILE writes the figures.
+kv-faults: install
+	$(BIN)/python -m tests.integration.kv_faults
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
 # Twice the time that it takes on two idle cores: others may be at work.

@@ -82,7 +82,10 @@ class LegUsage:
 
 @dataclass(frozen=True, slots=True)
 class LegChunk:
-    """One streamed piece of a leg: zero or more token ids, and what came with them."""
+    """One streamed piece of a leg: zero or more token ids, and what came with them.
+
+    The id that ends an answer and its ``finish_reason`` may come in two pieces, or the reason not at all.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -224,6 +227,8 @@ class TransferProgress:
     """False: the first chunk is in neither store yet, as far as the path knows. A path that cannot tell says True."""
     chunk_bytes: int = 0
     """Size of a chunk in the sending store, of one rank; 0: not seen, or the path cannot tell."""
+    chunks_seen: int | None = None
+    """Chunks, from the first on, that either store was seen to hold; None: the path cannot tell."""
 
 
 class LinkState(msgspec.Struct, frozen=True):

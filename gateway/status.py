@@ -9,6 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.api.admin import Pages
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
+from gateway.fleet.canaries import CanaryWatch
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
@@ -18,6 +19,7 @@ from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
@@ -34,6 +36,7 @@ class Status:
     pools: Pools
     links: Links
     trust: KvTrust
+    canaries: CanaryWatch
     aligner: Aligner
     passing: PassthroughService
     redis: SharedRedis
@@ -41,6 +44,7 @@ class Status:
     live: LiveDocuments
     rulebook: RuleBook
     tenancy: Tenancy
+    loop_watch: LoopWatch
     timelines: Timelines
     metrics: Metrics
     is_draining: bool = False
@@ -70,8 +74,12 @@ class Status:
         """What is not as it should be though requests can be served."""
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
+<<<<<<< HEAD
         lines += self.readings.list_differing()
         return lines + self.trust.list_lost(self.links.views().keys())
+=======
+        return lines + self.trust.list_lost(self.links.views().keys()) + self.canaries.list_odd()
+>>>>>>> main
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -113,6 +121,7 @@ class Status:
             self.metrics.shared.documents_age.set(self.live.contact_age_s)
         self.metrics.kv.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
+        self.loop_watch.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 
 

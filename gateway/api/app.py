@@ -71,9 +71,9 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     )
 
 
-def build_admin_app(pages: Pages, admin_auth: AdminAuth) -> Starlette:
-    """Return the ASGI application of a listener that is the operator's alone."""
-    return assemble([*probe_routes(pages, admin_auth), *admin_routes(pages, admin_auth)])
+def build_admin_app(pages: Pages, admin_auth: AdminAuth, routes: Sequence[Route] = ()) -> Starlette:
+    """Return the ASGI application of a listener that is the operator's alone; ``routes`` are added to its own."""
+    return assemble([*probe_routes(pages, admin_auth), *admin_routes(pages, admin_auth), *routes])
 
 
 def model_routes(models: Models, state: ApiState) -> list[Route]:

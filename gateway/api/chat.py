@@ -4,17 +4,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
-from gateway.api.fields import MOST_LOGPROBS, read_fields
+from gateway.api.fields import MOST_LOGPROBS, is_structured, read_fields
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request
+from gateway.api.tool_choice import ToolChoice, read_tool_choice
 from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
 from gateway.text.model import ServedModel
 from gateway.text.parsers.output import PartsWanted
+<<<<<<< HEAD
 from gateway.text.parsers.reader import MessageReader
 from gateway.text.shapes import PROMPT_FIELDS
+=======
+from gateway.text.parsers.reader import AnswerReader
+>>>>>>> main
 from gateway.text.template import TemplateRejected
 from policies.where import Where
 
@@ -28,7 +33,32 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     model = models.find(fields.model, caller.rules.models)
     check_messages(fields.messages)
     check_options(fields)
+<<<<<<< HEAD
     prompt = await read_chat(fields, size_bytes, model, models, caller)
+=======
+    choice = read_tool_choice(fields)
+    template = model.template
+    if template is None:
+        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
+    values = find_values(fields.chat_template_kwargs, fields.reasoning_effort)
+
+    def render() -> str:
+        return template.render(
+            fields.messages,
+            tools=choice.shown or None,
+            documents=fields.documents,
+            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
+            continue_final_message=bool(fields.continue_final_message),
+            values=values,
+            on_unread=partial(models.note_unread, model.name),
+        )
+
+    special = bool(fields.add_special_tokens)
+    try:
+        prompt = await encode_prompt(render, size_bytes, fields, model, "messages", special, caller)
+    except TemplateRejected as error:
+        raise bad_field(error.param, str(error), "template_error") from error
+>>>>>>> main
     completion_limit = fields.max_completion_tokens
     prompted = Prompted(
         id_prefix="chatcmpl",
@@ -38,9 +68,9 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
         max_tokens=fields.max_tokens if completion_limit is None else completion_limit,
         default_max_tokens=None,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-        make_reader=find_reader(fields, model, prompt),
+        make_reader=find_reader(fields, choice, is_structured(rest), model, prompt),
     )
-    return prepare_request(fields, rest, prompted, model, caller)
+    return prepare_request(fields, choice.constrain(rest), prompted, model, caller)
 
 
 async def read_chat(
@@ -62,16 +92,23 @@ async def read_chat(
         raise bad_field(error.param, str(error), "template_error") from error
 
 
-def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -> Callable[[], MessageReader] | None:
+def find_reader(
+    fields: ChatFields, choice: ToolChoice, structured: bool, model: ServedModel, prompt: Sequence[int]
+) -> Callable[[], AnswerReader] | None:
     """Return what makes the readers of the answer's parts; None where the answer is content alone."""
-    tools = (fields.tools or None) if fields.tool_choice != "none" else None
+    forced = choice.schema is not None
+    tools = choice.shown if choice.shown and choice.callable and not forced else None
     opening = find_opening(model, prompt)
-    wanted = PartsWanted(fields.include_reasoning is not False, fields.parallel_tool_calls is not False)
+    wanted = PartsWanted(
+        fields.include_reasoning is not False, fields.parallel_tool_calls is not False, json=structured or forced
+    )
 
-    def make_reader() -> MessageReader | None:
+    def make_reader() -> AnswerReader | None:
+        if forced:
+            return model.parsers.make_forced(opening, wanted, choice.name)
         return model.parsers.make_reader(opening, tools, wanted)
 
-    return None if make_reader() is None else cast("Callable[[], MessageReader]", make_reader)
+    return None if make_reader() is None else cast("Callable[[], AnswerReader]", make_reader)
 
 
 def find_opening(model: ServedModel, prompt: Sequence[int]) -> str:
@@ -92,12 +129,6 @@ def check_options(fields: ChatFields) -> None:
         raise bad_field("top_logprobs", f"top_logprobs (0 to {MOST_LOGPROBS}) needs logprobs to be true.")
     if fields.continue_final_message and fields.add_generation_prompt:
         raise bad_field("continue_final_message", "continue_final_message excludes add_generation_prompt.")
-    if fields.tool_choice not in (None, "none", "auto"):
-        raise bad_field("tool_choice", "tool_choice may be none or auto.", "unsupported_field")
-    for rank, tool in enumerate(fields.tools or ()):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_field(f"tools[{rank}].function", "A tool needs a function with a name.", "invalid_type")
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:

@@ -45,6 +45,10 @@ class Models:
             raise no_such_model(name)
         return model
 
+    def takes_media(self, name: str) -> bool:
+        """Say whether an own model reads more than text: an engine's own chat API then answers."""
+        return name in self._models and self._models[name].takes_media
+
     def card(self, name: str, rules: ModelRules = ALL) -> ModelCard:
         """Return the model as ``/v1/models/{name}`` shows it. Raises GatewayError 404."""
         served = resolve_name(name, rules)

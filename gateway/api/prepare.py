@@ -14,7 +14,7 @@ from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
 from gateway.text.detokenise import TextOptions
 from gateway.text.model import ServedModel
-from gateway.text.parsers.reader import MessageReader
+from gateway.text.parsers.reader import AnswerReader
 from gateway.text.tokenise import PromptTooLong
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
@@ -67,7 +67,7 @@ class PreparedRequest:
     traced: bool
     echoes: tuple[str, ...] = ()
     """Prompt texts that the answers begin with."""
-    make_reader: Callable[[], MessageReader] | None = None
+    make_reader: Callable[[], AnswerReader] | None = None
     """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
 
     @property
@@ -105,7 +105,7 @@ class Prompted:
     default_max_tokens: int | None
     logprobs: int | None
     echoes: tuple[str, ...] = ()
-    make_reader: Callable[[], MessageReader] | None = None
+    make_reader: Callable[[], AnswerReader] | None = None
 
 
 def prepare_request(

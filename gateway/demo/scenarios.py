@@ -12,11 +12,11 @@ import orjson
 from backends.engines.reference.demo_model.prompts import follow_up, long_prompt
 from gateway.app import Gateway
 from gateway.demo.cluster import MODEL, Cluster
-from policies.rules import parse_rules
+from policies.rules import ASKED_PLANS, parse_rules
 
 ChatTurn = dict[str, str]
 
-NAIVE: dict[str, Any] = {"pipelines": ["direct"], "direct_classic": True, "direct_wan_bound_s": 3600}
+NAIVE: dict[str, Any] = dict(ASKED_PLANS["naive"])
 ONE_SHOT: dict[str, Any] = {"handoff": {"mode": "one_shot"}}
 # Below the built-in threshold: the table shows how small the joint can be.
 CATCH_UP: dict[str, Any] = {"handoff": {"mode": "catch_up", "threshold_tokens": 4}}

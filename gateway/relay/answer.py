@@ -62,7 +62,7 @@ class RelayAnswer:
         self._splice = Splice(plan.terms)
         self._outbox = Outbox(plan.reserve_s, pools.clock, self._give)
         self._transfer = KvTransfer(plan, record, self._feed, self._aim)
-        self._legs = Legs(plan, failover, pools, record, self._feed)
+        self._legs = Legs(plan, failover, pools, record, self._feed, self._stored)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[Exception | None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
@@ -175,6 +175,12 @@ class RelayAnswer:
             case _:
                 return False
         return is_last and self._legs.is_prefill(leg)
+
+    async def _stored(self) -> None:
+        """P has ended, but engines may store a little behind it: what is not there yet RLD would compute again."""
+        plan, rules = self._plan.plan, self._plan.rules
+        if plan.relays_first and not (plan.fused or plan.lends):
+            await self._transfer.stored(rules.store_wait_tokens, rules.store_wait_s)
 
     def _on_prefilled(self) -> None:
         self._transfer.prefilled()

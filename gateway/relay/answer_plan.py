@@ -57,22 +57,29 @@ class AnswerOutcome:
         moved_tokens = len(request.prompt) // chunk_tokens * chunk_tokens
         spare_tokens = max(chunk_tokens, self.rules.relay.kv_least_load_tokens)
         if cached_tokens is not None and moved_tokens - cached_tokens > spare_tokens:
-            self.trust.note_unread(link.route, request.model, instance_id, moved_tokens, cached_tokens)
+            self.trust.note_unread(
+                link.route, request.model, instance_id, moved_tokens, cached_tokens, is_salted=self.is_salted
+            )
             return False
         hit = self.decision.facts.hits.get(instance_id)
         own_tokens = hit.tokens if hit is not None else 0
         if cached_tokens is not None and moved_tokens - own_tokens > spare_tokens:
-            self.trust.note_read(link.route, request.model)
+            self.trust.note_read(link.route, request.model, is_salted=self.is_salted)
         self.held(store_id(link.dest, request.model), request.prompt)
         return True
+
+    @property
+    def is_salted(self) -> bool:
+        """Whether the keys of its KV have a salt in them."""
+        return self.request.cache_salt is not None
 
     def unseen(self, after_s: float) -> str:
         """P's store has not shown the first chunk, so long after P's end; say what was looked for."""
         link, request = self.link, self.request
         if link is None:
             return "no link"
-        why = link.describe_unseen(self.kv_name, request.cache_salt is not None, after_s)
-        self.trust.note_unseen(link.route, request.model, why)
+        why = link.describe_unseen(self.kv_name, self.is_salted, after_s)
+        self.trust.note_unseen(link.route, request.model, why, is_salted=self.is_salted)
         return why
 
     def is_link_up(self) -> bool:

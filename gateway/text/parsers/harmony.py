@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from gateway.text.parsers.cursor import Cursor, Marks, Steps, pass_until, take_until
+from gateway.text.parsers.cursor import Cursor, Marks, Steps, follows, pass_until, take_until
 from gateway.text.parsers.json_calls import make_call
 from gateway.text.parsers.output import MessageParts
 from gateway.text.parsers.schema import Tools
@@ -34,6 +34,10 @@ class Harmony:
 
     def read(self) -> Steps[None]:
         """Read the answer to its end."""
+        if self._output.wanted.json and (yield from follows(self._cursor, 0, "{", "[")):
+            yield from pass_until(self._cursor, Marks(()), self._output.add)
+            self._output.end()
+            return
         begun = ""
         mark: str | None = self._start
         while mark is not None:

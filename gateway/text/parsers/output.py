@@ -45,6 +45,8 @@ class PartsWanted:
     reasoning: bool = True
     parallel_calls: bool = True
     """False: it takes one call, and no second."""
+    json: bool = False
+    """It asks for JSON: engines may begin with that, whatever the prompt says of reasoning."""
 
 
 ALL_PARTS = PartsWanted()
@@ -67,7 +69,7 @@ class MessageParts:
         self.calls = 0
         """Calls so far."""
         self._trims = trims
-        self._wanted = wanted
+        self.wanted = wanted
         self._make_id = make_id
         self._reasoning = ""
         self._content = ""
@@ -121,7 +123,7 @@ class MessageParts:
             self._held = ""
         self._after_call = True
         self.end_reasoning()
-        if self.calls and not self._wanted.parallel_calls:
+        if self.calls and not self.wanted.parallel_calls:
             return
         self._new_calls.append(CallDelta(self.calls, call.arguments, call.id or self._make_id(), call.name))
         self.calls += 1
@@ -136,7 +138,7 @@ class MessageParts:
 
     def take(self) -> Parts:
         """Return what was added since the last time."""
-        reasoning = self._reasoning if self._wanted.reasoning else ""
+        reasoning = self._reasoning if self.wanted.reasoning else ""
         parts = Parts(self._content, reasoning, tuple(self._new_calls))
         self._content, self._reasoning, self._new_calls = "", "", []
         return parts

@@ -1,12 +1,30 @@
 """Reads one answer's text with a model's parsers, whatever the pieces it comes in. No I/O."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 from gateway.text.parsers.cursor import Cursor, Steps
 from gateway.text.parsers.output import MessageParts, Parts
 
 Begin = Callable[[Cursor], tuple[MessageParts, Steps[None]]]
 """Starts the reading of one answer."""
+
+
+class AnswerReader(Protocol):
+    """Reads one answer's text in pieces."""
+
+    @property
+    def called(self) -> bool:
+        """Say whether a tool was called."""
+        ...
+
+    def push(self, text: str) -> Parts:
+        """Return what the text adds to the message."""
+        ...
+
+    def flush(self) -> Parts:
+        """Return what was held back."""
+        ...
 
 
 class MessageReader:
@@ -21,17 +39,14 @@ class MessageReader:
 
     @property
     def called(self) -> bool:
-        """Say whether a tool was called."""
         return self._output.calls > 0
 
     def push(self, text: str) -> Parts:
-        """Return what the text adds to the message."""
         self._cursor.text += text
         next(self._steps, None)
         return self._output.take()
 
     def flush(self) -> Parts:
-        """Return what was held back."""
         self._cursor.ended = True
         next(self._steps, None)
         return self._output.take()

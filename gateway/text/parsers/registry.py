@@ -12,8 +12,9 @@ from typing import Any, TypeVar, cast
 
 from gateway.text.parsers import gemma, harmony, json_calls, markup, pythonic
 from gateway.text.parsers.cursor import CONTROL, Cursor, Steps
+from gateway.text.parsers.forced import ForcedReader
 from gateway.text.parsers.harmony import Harmony
-from gateway.text.parsers.output import ALL_PARTS, MessageParts, PartsWanted
+from gateway.text.parsers.output import ALL_PARTS, MessageParts, PartsWanted, make_call_id
 from gateway.text.parsers.reader import MessageReader
 from gateway.text.parsers.schema import Tools
 from gateway.text.parsers.tagged import Format, TaggedMessage, Thinking, ToolDialect, plain
@@ -105,6 +106,15 @@ class Parsers:
     def reads_tools(self) -> bool:
         return self.harmony or self.tools is not None
 
+    def make_parts(self, wanted: PartsWanted, dialect: ToolDialect | None = None) -> MessageParts:
+        """Return what gathers an answer's parts, with ids for calls as the model's template wants them back."""
+        make_id = make_call_id if self.tools is None else self.tools.make_id
+        return MessageParts(wanted, trims=dialect is not None and dialect.trims, make_id=make_id)
+
+    def make_forced(self, opening: str, wanted: PartsWanted, name: str | None) -> ForcedReader:
+        """Return what reads an answer under the grammar of a call of the function ``name``, or of several calls."""
+        return ForcedReader(self.make_reader(opening, None, wanted), name, self.make_parts(wanted))
+
     def make_reader(
         self, opening: str, tools: Sequence[Mapping[str, Any]] | None = None, wanted: PartsWanted = ALL_PARTS
     ) -> MessageReader | None:
@@ -118,12 +128,9 @@ class Parsers:
 
         def begin(cursor: Cursor) -> tuple[MessageParts, Steps[None]]:
             offered = Tools(tools or ())
+            output = self.make_parts(wanted, dialect)
             if self.harmony:
-                output = MessageParts(wanted)
                 return output, Harmony(cursor, output, offered if tools is not None else None, self.control).read()
-            output = MessageParts(wanted)
-            if dialect is not None:
-                output = MessageParts(wanted, trims=dialect.trims, make_id=dialect.make_id)
             return output, TaggedMessage(cursor, output, Format(self.thinking, dialect), offered, opening).read()
 
         return MessageReader(begin)

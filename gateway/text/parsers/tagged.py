@@ -7,7 +7,7 @@ call forget to close. Where text follows, it was only thought of, and stays reas
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from gateway.text.parsers.cursor import CONTROL, Cursor, Marks, Steps, pass_until, skip_blanks, take
+from gateway.text.parsers.cursor import CONTROL, Cursor, Marks, Steps, follows, pass_until, skip_blanks, take
 from gateway.text.parsers.output import Call, MessageParts, make_call_id
 from gateway.text.parsers.schema import Tools
 
@@ -97,7 +97,7 @@ class TaggedMessage:
         if self._thinking is not None:
             close = self._thinking.find_place(self._opening)
             opened = yield from self._open_reasoning(self._thinking)
-            if opened or close:
+            if opened or (close and not (yield from self._begins_with_json())):
                 yield from self._read_reasoning(self._thinking, opened or close or "")
         yield from self._read_content()
         self._output.end()
@@ -113,6 +113,9 @@ class TaggedMessage:
             cursor.at = 0
             return None
         return dict(thinking.tags)[tag]
+
+    def _begins_with_json(self) -> Steps[bool]:
+        return self._output.wanted.json and (yield from follows(self._cursor, 0, "{", "["))
 
     def _read_reasoning(self, thinking: Thinking, close: str) -> Steps[None]:
         cursor, output = self._cursor, self._output

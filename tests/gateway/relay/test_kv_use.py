@@ -11,7 +11,7 @@ from gateway.fleet.pools import store_id
 from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
 from tests.fakes.gates import HoldGate
-from tests.fakes.script import Script
+from tests.fakes.script import Cut, Script
 from tests.gateway.relay.stage import (
     CHUNK_TOKENS,
     MODEL,
@@ -251,3 +251,21 @@ async def test_a_link_that_is_down_says_nothing_of_the_keys() -> None:
         transfer.complete()
         gate.open()
         assert ids_of(await reading) == unsplit()
+
+
+async def test_a_new_engine_process_takes_over_no_answer() -> None:
+    """An MD without a verdict answers alone only: it is in no other plan, and takes no running answer over."""
+    async with open_stage(ids=("p1", "rld1", "md1", "md2")) as stage:
+        pools = stage.pools
+        pools["md2"].held_until_s = pools.clock() + 60
+        assert {stage.ask().plan_name for _ in range(4)} == {"relay"}
+        stage.path.is_instant = True
+        stage.engines["md1"].scripts.append(Script(fault=Cut(5)))
+        events_seen = await read(stage.ask())
+        assert ids_of(events_seen) == unsplit()
+        assert not stage.engines["md2"].calls
+        pools["md1"].held_until_s = pools.clock() + 60
+        alone = stage.ask()
+        assert (alone.plan_name, alone.plan_reason) == ("passthrough", "first_canary")
+        await read(alone)
+        await stage.quiet()

@@ -119,7 +119,7 @@ async def test_wrong_keys_show_no_chunk(wrong: dict[str, Any]) -> None:
             assert progress.chunks_total > 0
             right = await read_all(path, request(4, transfer_id="right"))
         assert not right[0].first_seen
-        assert right[-1].first_seen
+        assert right[-1].first_seen and right[-1].chunks_seen == right[-1].chunks_total
 
 
 async def test_closing_stops_the_traffic() -> None:
