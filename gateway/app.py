@@ -114,12 +114,8 @@ class Gateway:
         self.pools, self.links = self.topology.pools, self.topology.links
         for name, model in self.served.items():
             model.context.follow(partial(self.pools.context_lengths, name))
-<<<<<<< HEAD
         readers = {model.name: model.reader for model in settings.models}
         self.readings = Readings(self.served, readers, self.pools)
-        self.trust = KvTrust(time.monotonic, self.metrics)
-=======
->>>>>>> main
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(

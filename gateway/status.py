@@ -74,12 +74,8 @@ class Status:
         """What is not as it should be though requests can be served."""
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
-<<<<<<< HEAD
         lines += self.readings.list_differing()
-        return lines + self.trust.list_lost(self.links.views().keys())
-=======
         return lines + self.trust.list_lost(self.links.views().keys()) + self.canaries.list_odd()
->>>>>>> main
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""

@@ -14,12 +14,8 @@ from gateway.http.body import JsonObject
 from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
 from gateway.text.model import ServedModel
 from gateway.text.parsers.output import PartsWanted
-<<<<<<< HEAD
-from gateway.text.parsers.reader import MessageReader
-from gateway.text.shapes import PROMPT_FIELDS
-=======
 from gateway.text.parsers.reader import AnswerReader
->>>>>>> main
+from gateway.text.shapes import PROMPT_FIELDS
 from gateway.text.template import TemplateRejected
 from policies.where import Where
 
@@ -33,32 +29,9 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     model = models.find(fields.model, caller.rules.models)
     check_messages(fields.messages)
     check_options(fields)
-<<<<<<< HEAD
-    prompt = await read_chat(fields, size_bytes, model, models, caller)
-=======
     choice = read_tool_choice(fields)
-    template = model.template
-    if template is None:
-        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
-    values = find_values(fields.chat_template_kwargs, fields.reasoning_effort)
-
-    def render() -> str:
-        return template.render(
-            fields.messages,
-            tools=choice.shown or None,
-            documents=fields.documents,
-            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
-            continue_final_message=bool(fields.continue_final_message),
-            values=values,
-            on_unread=partial(models.note_unread, model.name),
-        )
-
-    special = bool(fields.add_special_tokens)
-    try:
-        prompt = await encode_prompt(render, size_bytes, fields, model, "messages", special, caller)
-    except TemplateRejected as error:
-        raise bad_field(error.param, str(error), "template_error") from error
->>>>>>> main
+    shown = {name: getattr(fields, name) for name in PROMPT_FIELDS} | {"tools": choice.shown or None}
+    prompt = await read_chat(shown, size_bytes, fields, model, models, caller)
     completion_limit = fields.max_completion_tokens
     prompted = Prompted(
         id_prefix="chatcmpl",
@@ -74,10 +47,12 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
 
 
 async def read_chat(
-    fields: ChatFields, size_bytes: int, model: ServedModel, models: Models, caller: Caller
+    chat: Mapping[str, Any], size_bytes: int, fields: ChatFields, model: ServedModel, models: Models, caller: Caller
 ) -> Sequence[int]:
-    """Return the prompt's ids, made here or by an engine, as the model's ``reader`` has it. Raises GatewayError."""
-    chat = {name: getattr(fields, name) for name in PROMPT_FIELDS}
+    """Return the prompt's ids, made here or by an engine, as the model's ``reader`` has it. Raises GatewayError.
+
+    ``chat``: the fields that make the prompt.
+    """
     readings, template = models.readings, model.template
     if readings is not None and readings.is_for_engine(model.name, chat):
         return await readings.ask(model.name, chat, Where.of(caller.rules).allows)
