@@ -31,6 +31,7 @@ from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
+from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
@@ -45,6 +46,7 @@ from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
 from gateway.tasks import TaskSet, run_every
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
@@ -101,6 +103,7 @@ class Gateway:
         self._stack = AsyncExitStack()
         self._tasks = TaskSet()
         self.metrics = Metrics()
+        self.loop_watch = LoopWatch(self.metrics.registry)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
@@ -112,6 +115,8 @@ class Gateway:
         self.pools, self.links = self.topology.pools, self.topology.links
         for name, model in self.served.items():
             model.context.follow(partial(self.pools.context_lengths, name))
+        readers = {model.name: model.reader for model in settings.models}
+        self.readings = Readings(self.served, readers, self.pools)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
@@ -162,6 +167,8 @@ class Gateway:
 
     async def __aenter__(self) -> Self:
         stack = self._stack
+        self.loop_watch.start()
+        stack.callback(self.loop_watch.close)
         await self._start_index()
         await self.ledger.start()
         stack.push_async_callback(self.ledger.aclose)
@@ -176,6 +183,8 @@ class Gateway:
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
+        await self.readings.start()
+        stack.push_async_callback(self.readings.aclose)
         upstreams = UpstreamWatch(self.passing.servers.upstreams, self._settings.health_interval_s)
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
@@ -223,6 +232,7 @@ class Gateway:
     def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
             served=self.served,
+            readings=self.readings,
             pools=self.pools,
             links=self.links,
             trust=self.trust,
@@ -235,6 +245,7 @@ class Gateway:
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,
+            loop_watch=self.loop_watch,
             timelines=self.timelines,
             metrics=self.metrics,
         )
@@ -268,6 +279,7 @@ class Gateway:
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
             note_unread=self.metrics.count_unread,
+            readings=self.readings,
         )
         return build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
 
@@ -285,6 +297,7 @@ class Gateway:
         """An engine process has told what it is: follow its cache."""
         self.index.add_instance(build_cache_spec(instance, settings))
         self.canaries.notice(instance)
+        self.readings.notice(instance)
         self.trust.note_restart(instance.spec.region, instance.spec.model)
 
     def find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:

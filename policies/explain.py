@@ -9,7 +9,7 @@ from policies.plans import Decision, Plan
 
 
 def explain_plan(plan: Plan) -> dict[str, Any]:
-    """Say which instances a plan uses: ``kind``, ``prefill``, ``relay``, ``main``, ``link``, ``classic``, ``fused``."""
+    """Say which instances a plan uses, and how: its fields, but for the reason."""
     return {
         "kind": plan.kind,
         "prefill": plan.prefill,
@@ -18,6 +18,7 @@ def explain_plan(plan: Plan) -> dict[str, Any]:
         "link": None if plan.link is None else list(plan.link),
         "classic": plan.classic,
         "fused": plan.fused,
+        "lends": plan.lends,
     }
 
 

@@ -77,10 +77,11 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     relay = case.choose(Role.RLD, relays, rules.placement.relay)
     refused = _refuse_singular(case, estimate, prefill, relay, main, link)
     if refused is None:
-        return case.decide(Singular(prefill.id, relay.id, "singular"), estimate)
+        return case.decide(Singular(prefill.id, relay.id, "singular", lends=link.lends), estimate)
     slow = "wan_slow" if "direct" in rules.pipelines else "relay_only"
     reason = LOUD_REFUSALS.get(refused, "fused" if fused else slow)
-    return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, fused=fused), estimate)
+    lends = link.lends and not fused
+    return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, fused=fused, lends=lends), estimate)
 
 
 def _direct_reason(estimate: Estimate, rules: Rules) -> str | None:
@@ -174,7 +175,9 @@ def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> De
             prefill = case.choose(Role.P, prefills, placement.prefill)
             relay = case.choose(Role.RLD, relays, placement.relay)
             route = None if prefill.region == main.region else (prefill.region, main.region)
-            return case.decide(Relay(prefill.id, relay.id, main.id, reason, route))
+            link = case.snapshot.links.get(route) if route is not None else None
+            lends = link is not None and link.lends
+            return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, lends=lends))
     return None
 
 

@@ -40,7 +40,9 @@ class Link:
     chunk_tokens: int
     assumed_rate_bytes_per_s: float
     lease_s: float = 30.0
-    """How long P keeps KV that it lends, on a path whose engines lend."""
+    """How long P keeps KV that it lends, where engines lend."""
+    lends: bool = False
+    """Engines of the source region lend each other KV, beside what takes it over the link."""
     dtype: str = "float32"
     world_size: int = 1
     dest_world_size: int | None = None
@@ -92,6 +94,7 @@ class Link:
             can_stop=traits.can_stop,
             reports_progress=traits.reports_progress,
             overlaps_prefill=traits.overlaps_prefill,
+            lends=self.lends or traits.lends,
         )
 
 

@@ -157,18 +157,17 @@ class Router:
             sizes=self.sizes,
             look=look,
         )
-        lends = _lends(plan, link)
         return AnswerPlan(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, decision, lends, outcome, failover),
+            terms=self._terms(request, rules, decision, outcome, failover),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
             kv_patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
-            lease_s=link.lease_s if lends and link else None,
+            lease_s=link.lease_s if plan.lends and link else None,
             outcome=outcome,
         )
 
@@ -185,7 +184,6 @@ class Router:
         request: GenerationRequest,
         rules: Rules,
         decision: Decision,
-        lends: bool,
         outcome: AnswerOutcome,
         failover: Failover,
     ) -> SpliceTerms:
@@ -196,7 +194,7 @@ class Router:
         return SpliceTerms(
             plan=plan,
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,
-            classic=lends or plan.classic,
+            classic=plan.lends or plan.classic,
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,
             min_tokens=min(request.min_tokens, limit),
@@ -223,11 +221,6 @@ class Router:
     def _note_session(self, decision: Decision) -> None:
         if decision.facts.session is not None:
             self.sessions.note(decision.facts.session, decision.plan.instances)
-
-
-def _lends(plan: Plan, link: Link | None) -> bool:
-    """Whether RLD gets its KV from P itself; then RLD makes all tokens from the prompt on, and P's is not shown."""
-    return plan.relays_first and link is not None and link.path.traits.lends
 
 
 def _session_key(request: GenerationRequest) -> str | None:
