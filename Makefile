@@ -9,7 +9,7 @@ COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.s
 QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-nixl bench trace conformance clean
+.PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-nixl bench trace conformance chaos soak clean
 
 install: .venv/.installed
 
@@ -92,6 +92,14 @@ conformance: install
 # What one request and one token call on their way through the gateway; TRACE_JSON=FILE writes the figures.
 trace: install
 	$(BIN)/python -m tests.bench.trace
+
+# A bad day: everything is killed and one tenant is hostile; CHAOS_JSON=FILE writes the figures, CHAOS_S sets the length.
+chaos: install
+	timeout --kill-after=10 900 $(BIN)/python -m tests.chaos
+
+# Mixed load for ten minutes (SOAK_S), after which nothing may have grown; SOAK_JSON=FILE writes the figures.
+soak: install
+	$(BIN)/python -m tests.chaos.soak
 
 clean:
 	rm -rf .venv .venv-e2e .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis

@@ -9,6 +9,7 @@ from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.engines.cache_bound import CacheBoundEngine
 from backends.engines.patient import PatientEngine
 from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.fan import FannedPath
 from backends.kv.bridge.reshard import LayoutRefused, plan_lots
 from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
@@ -232,19 +233,30 @@ def layout_of(link: LinkSettings) -> HeadLayout:
 
 
 def build_link(link: LinkSettings, pools: Pools) -> Link:
-    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
+    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``.
+
+    Raises BadSettings.
+    """
     path: MeasuredPath
     seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        path = BridgePath(
-            link.bridge,
-            dtype=link.dtype,
-            world_size=link.world_size,
-            dest_world_size=link.dest_world_size,
-            layout=layout_of(link),
-            separate_groups=link.separate_object_groups,
-            hash_seed=seed,
-        )
+        key = read_key(f"links[{link.source}->{link.dest}].bridge_key_env", link.bridge_key_env)
+        urls = [link.bridge, *link.bridge_workers]
+        bridges = [
+            BridgePath(
+                url,
+                dtype=link.dtype,
+                world_size=link.world_size,
+                dest_world_size=link.dest_world_size,
+                layout=layout_of(link),
+                separate_groups=link.separate_object_groups,
+                part=(number, len(urls)) if len(urls) > 1 else None,
+                key=key,
+                hash_seed=seed,
+            )
+            for number, url in enumerate(urls)
+        ]
+        path = FannedPath(bridges) if len(bridges) > 1 else bridges[0]
     elif link.cache_server is not None:
         path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
     else:

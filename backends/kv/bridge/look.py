@@ -34,6 +34,9 @@ async def find_keys(address: StoreAddress, markers: Sequence[str], silence_s: fl
         username=address.username,
         password=address.password,
         ssl=address.tls,
+        ssl_ca_certs=address.files.ca_file,
+        ssl_certfile=address.files.cert_file,
+        ssl_keyfile=address.files.key_file,
         socket_timeout=silence_s,
         socket_connect_timeout=silence_s,
     )
