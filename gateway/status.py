@@ -10,10 +10,12 @@ from gateway.api.admin import Pages
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
 from gateway.fleet.canaries import CanaryWatch
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
+from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.redis.client import SharedRedis
@@ -31,9 +33,11 @@ class Status:
     """``served``: the models by name. ``is_draining``: no more requests are wanted."""
 
     served: Mapping[str, ServedModel]
+    readings: Readings
     pools: Pools
     links: Links
     trust: KvTrust
+    sizes: KvSizes
     canaries: CanaryWatch
     aligner: Aligner
     passing: PassthroughService
@@ -72,7 +76,8 @@ class Status:
         """What is not as it should be though requests can be served."""
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
-        return lines + self.trust.list_lost(self.links.views().keys()) + self.canaries.list_odd()
+        lines += self.readings.list_differing() + self.canaries.list_odd() + self.sizes.list_odd(self.served)
+        return lines + self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -96,6 +101,12 @@ class Status:
                 one.leaks_salts,
             )
             for one in self.pools.instances
+        }
+        self.metrics.reads_otherwise.values = {
+            (model, id_, shape): (1.0,)
+            for model in self.served
+            for id_, shapes in self.readings.differing(model).items()
+            for shape in shapes
         }
         self.trust.show_metrics(self.links.views().keys(), self.served)
         for upstream in self.passing.servers.upstreams:

@@ -31,6 +31,14 @@ class ModelSettings(Section, frozen=True):
             "serve it tell (vLLM's `max_model_len`)."
         ),
     ] = None
+    reader: Annotated[
+        Literal["auto", "local", "engine"],
+        Meta(
+            description="Who makes prompts of chats. auto: this gateway; but an engine is asked for the prompts of "
+            "models without a template, and of chats of a shape that an engine reads in another way: each engine "
+            "process is tried with some small conversations. local: always this gateway. engine: always an engine."
+        ),
+    ] = "auto"
     kv_bytes_per_token: Annotated[
         Count | None,
         Meta(

@@ -16,6 +16,8 @@ from tests.fakes.script import continuation
 
 ANSWER_TIMEOUT_S = 120.0
 RETRY_S = 0.1
+RAMP_S = 3.0
+"""In which all clients begin."""
 LEAST_ID, MOST_ID = 3, 500
 
 
@@ -132,6 +134,7 @@ async def keep_asking(
     """Ask one request after the other until it is over; where a gateway does not listen, ask the other one."""
     rng = random.Random(seed)
     prompt_tokens, answer_tokens = sizes
+    await asyncio.sleep(rng.uniform(0, RAMP_S))
     while not is_over.is_set():
         prompt = [rng.randint(LEAST_ID, MOST_ID) for _ in range(rng.randint(prompt_tokens // 2, prompt_tokens))]
         tokens = rng.randint(answer_tokens * 3 // 4, answer_tokens)
