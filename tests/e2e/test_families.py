@@ -29,7 +29,7 @@ pytestmark = [
 WORDS = 900
 TOKENS = 120
 CHUNK_TOKENS = 256
-NEEDED_GB = 8
+NEEDED_GB = 7
 ADAPTER = "law"
 LEAST_DIFFERENT_IDS = 8
 """In an answer that follows from its context."""
