@@ -26,6 +26,7 @@ from gateway.fleet.build import build_cache_spec, load_models, model_facts
 from gateway.fleet.canaries import CanaryWatch, NoWay
 from gateway.fleet.canary import CanaryPath
 from gateway.fleet.discovery import PodWatch
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
@@ -109,7 +110,7 @@ class Gateway:
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self.timelines = Timelines(time.monotonic)
         self.index = MeteredIndex(index, self.metrics.registry)
-        self.trust = KvTrust(time.monotonic, self.metrics)
+        self.trust, self.sizes = KvTrust(time.monotonic, self.metrics), KvSizes()
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known, self._on_link)
         self.pools, self.links = self.topology.pools, self.topology.links
         for name, model in self.served.items():
@@ -121,11 +122,12 @@ class Gateway:
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
-            self._find_crossing,
-            lambda: max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
+            self.find_crossing,
+            lambda: self.canary_tokens,
             settings.canary_interval_s,
             self.metrics,
             self.trust,
+            self.sizes,
         )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
@@ -146,6 +148,7 @@ class Gateway:
             metrics=self.metrics,
             rng=random.Random(),
             note_use=self.tenancy.usage.note,
+            sizes=self.sizes,
         )
         self.explainer = Explainer(self.served, self.tenancy, self.service)
         self.passing = build_passing(
@@ -233,6 +236,7 @@ class Gateway:
             pools=self.pools,
             links=self.links,
             trust=self.trust,
+            sizes=self.sizes,
             canaries=self.canaries,
             aligner=self.aligner,
             passing=self.passing,
@@ -296,7 +300,8 @@ class Gateway:
         self.readings.notice(instance)
         self.trust.note_restart(instance.spec.region, instance.spec.model)
 
-    def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
+    def find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
+        """The way of KV between a P and a decode instance; None: they stand in one region. Raises NoWay."""
         if prefill.spec.region == decode.spec.region:
             return None
         link = self.links.get(prefill.spec.region, decode.spec.region)
@@ -305,13 +310,24 @@ class Gateway:
         facts, salts = self.service.models[model], self.tenancy.access.salts
         is_salted = salts.of_model(salts.of("any"), model) is not None
         return CanaryPath(
-            link, facts.kv_name, self._canary_rules.kv_first_chunk_s, is_salted, facts.kv_shape, facts.kv_groups
+            link,
+            facts.kv_name,
+            self._canary_rules.kv_first_chunk_s,
+            facts.kv_bytes_per_token,
+            is_salted,
+            facts.kv_shape,
+            facts.kv_groups,
         )
 
     def _on_link(self, source: str, dest: str) -> None:
         """Another link joins two regions."""
         self.trust.forget((source, dest))
         self.canaries.recheck((source, dest))
+
+    @property
+    def canary_tokens(self) -> int:
+        """What canaries must be longer than for their KV to move and to be used."""
+        return max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens)
 
     @property
     def _canary_rules(self) -> RelayRules:

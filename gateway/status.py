@@ -10,6 +10,7 @@ from gateway.api.admin import Pages
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
 from gateway.fleet.canaries import CanaryWatch
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
@@ -36,6 +37,7 @@ class Status:
     pools: Pools
     links: Links
     trust: KvTrust
+    sizes: KvSizes
     canaries: CanaryWatch
     aligner: Aligner
     passing: PassthroughService
@@ -74,8 +76,8 @@ class Status:
         """What is not as it should be though requests can be served."""
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
-        lines += self.readings.list_differing()
-        return lines + self.trust.list_lost(self.links.views().keys()) + self.canaries.list_odd()
+        lines += self.readings.list_differing() + self.canaries.list_odd() + self.sizes.list_odd(self.served)
+        return lines + self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""

@@ -18,6 +18,7 @@ from gateway.fleet.canary import (
     make_salt,
 )
 from gateway.fleet.kv_probe import read_pair
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.pools import Instance, Pools
 from gateway.tasks import end_task
@@ -71,6 +72,7 @@ class CanaryWatch:
         interval_s: float,
         metrics: Metrics,
         trust: KvTrust,
+        sizes: KvSizes,
     ) -> None:
         self._models = models
         self._pools = pools
@@ -80,6 +82,7 @@ class CanaryWatch:
         self._hold_s = 0.0
         self._metrics = metrics
         self._trust = trust
+        self._sizes = sizes
         self._alike: dict[Pair, bool] = {}
         self._new: set[str] = set()
         self._news = asyncio.Event()
@@ -242,6 +245,10 @@ class CanaryWatch:
         """Leave out of the canary's way what the two engines' stores contradict; None: nothing shall cross."""
         read = await read_pair(lambda: self._make_prompt(model), prefill, decode, crossing)
         route, wrong, unsalted = crossing.link.route, read.contradictions(), read.lost_salts()
+        if read.prefill is not None and not crossing.link.has_groups:
+            token_bytes = read.prefill.bytes_of_token(read.terms.heads)
+            if token_bytes is not None:
+                self._sizes.note(model.name, crossing.kv_bytes_per_token, token_bytes)
         if wrong:
             self._metrics.canaries.labels("odd_keys").inc()
             self._trust.note_contradiction(route, model.name, "; ".join(wrong))
@@ -278,6 +285,7 @@ class CanaryWatch:
             return True  # their tokens are alike; only the KV between them is not
         if crossing is not None and alike:
             self._trust.note_read(route, model.name, is_salted=is_salted)
+            self._sizes.prove(model.name)
         self._metrics.canaries.labels("alike" if alike else "different").inc()
         return alike
 

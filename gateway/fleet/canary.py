@@ -40,6 +40,7 @@ class CanaryPath:
     link: Link
     kv_name: str
     first_chunk_s: float
+    kv_bytes_per_token: int
     is_salted: bool = False
     kv_shape: KvShape | None = None
     kv_groups: tuple[int | None, ...] = (None,)

@@ -28,6 +28,20 @@ class LinkTerms:
     heads: int | None = None
     groups: int = 1
 
+    def describe(self) -> str:
+        """Tell it in one line."""
+        seed = f", hash seed {_spell_seed(self.hash_seed)}" if self.dialect == "lmcache" else ""
+        dtype = f", dtype {DTYPE_NAMES.get(self.dtype, self.dtype)}" if self.dialect == "lmcache" else ""
+        return (
+            f"dialect {self.dialect}{seed}, model name {self.model}, chunks of {self.chunk_tokens} tokens{dtype}, "
+            f"world size {self.world_size}, {self.groups} object group{'s' if self.groups > 1 else ''}"
+        )
+
+    def token_bytes(self, chunk_bytes: int) -> float:
+        """KV of one token over all ranks, each head once, where one rank's chunk has so many bytes."""
+        ranks = self.world_size if self.heads is None else min(self.world_size, self.heads)
+        return chunk_bytes * ranks / self.chunk_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class StoreReading:

@@ -115,6 +115,15 @@ class KvTrust:
         for is_salted in (True,) if salts_only else (False, True):
             self._strike(_Use(route, model, is_salted), why, at_once=True, is_told=salts_only or not is_salted)
 
+    def note_odd_size(self, route: Route, model: str, why: str, *, is_salted: bool = False) -> None:
+        """What is in P's store is not as large as KV of the model is: it was not moved."""
+        self._strike(_Use(route, model, is_salted), why, at_once=False)
+
+    def is_on_trial(self, route: Route, model: str, *, is_salted: bool = False) -> bool:
+        """Whether one request has KV cross a link that is given up, to see what comes of it."""
+        standing = self._standings.get(_Use(route, model, is_salted))
+        return standing is not None and standing.on_trial
+
     def note_restart(self, region: str, model: str) -> None:
         """An engine process of a region is new: what was wrong with its KV may be mended, so the next request tries."""
         for use, standing in self._standings.items():

@@ -1,12 +1,13 @@
 """Routes each request: facts -> plan -> answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -52,6 +53,7 @@ class Router:
     metrics: Metrics
     rng: Rng
     note_use: Callable[[str, str, Use], None] = _count_nothing
+    sizes: KvSizes = field(default_factory=KvSizes)
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
@@ -128,7 +130,7 @@ class Router:
         return Snapshot(
             instances=self.pools.views(model),
             links=self.trust.mark(self.links.views(), model, is_salted=is_salted),
-            kv_bytes_per_token=facts.kv_bytes_per_token,
+            kv_bytes_per_token=self.sizes.of(model, facts.kv_bytes_per_token),
             kv_chunk_tokens=self.links.chunk_tokens,
             prefix_cache_effective=facts.cache_effective,
             alignment=self.learning.alignment(model),
@@ -146,12 +148,13 @@ class Router:
             decision=decision,
             rules=rules,
             link=link,
-            kv_name=self.models[request.model].kv_name,
+            facts=self.models[request.model],
             pools=self.pools,
             index=self.index,
             learning=self.learning,
             metrics=self.metrics,
             trust=self.trust,
+            sizes=self.sizes,
             look=look,
         )
         return AnswerPlan(
@@ -210,7 +213,7 @@ class Router:
             chunk_tokens=link.chunk_tokens if link else 1,
             salt=request.cache_salt,
             served_model=request.model,
-            kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
+            kv_bytes_per_token=self.sizes.of(request.model, self.models[request.model].kv_bytes_per_token),
             kv_shape=self.models[request.model].kv_shape,
             kv_groups=self.models[request.model].kv_groups,
         )

@@ -17,6 +17,7 @@ from backends.types import Capabilities, EngineLoad, FoundKey, LegChunk, LegRequ
 from gateway.fleet import kv_probe
 from gateway.fleet.canaries import CanaryWatch, NoWay, Pair, sort_out
 from gateway.fleet.canary import LEAST_PROMPT_TOKENS, CanaryPath
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
@@ -33,6 +34,7 @@ __all__ = ["model_dir"]
 
 CHUNK_TOKENS = 200
 FIRST_CHUNK_S = 0.05
+TOKEN_BYTES = 4
 NOW_S = Clock().now_s
 
 
@@ -46,7 +48,7 @@ class Storing:
     hash_seed: int | None = None
     dtype: str = "float32"
     world_size: int = 1
-    token_bytes: int = 4
+    token_bytes: int = TOKEN_BYTES
     minds_salts: bool = True
     stored: list[FoundKey] = field(default_factory=list)
 
@@ -141,6 +143,7 @@ class Fleet:
     is_salted: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     trust: KvTrust = field(init=False)
+    sizes: KvSizes = field(default_factory=KvSizes)
 
     def __post_init__(self) -> None:
         self.trust = KvTrust(Clock(), self.metrics)
@@ -161,13 +164,20 @@ class Fleet:
         if not self.link_is_up:
             raise NoWay("down")
         link = Link("a", "b", self.path, "lmcache", CHUNK_TOKENS, 1e6, state=self.path.link_state)
-        return CanaryPath(link, MODEL, FIRST_CHUNK_S, self.is_salted)
+        return CanaryPath(link, MODEL, FIRST_CHUNK_S, TOKEN_BYTES, self.is_salted)
 
     def watch(self, interval_s: float = 600.0) -> CanaryWatch:
         """Make the watch."""
         pools = Pools(self.instances, Clock())
         return CanaryWatch(
-            {MODEL: self.model}, pools, self.find_crossing, lambda: CHUNK_TOKENS, interval_s, self.metrics, self.trust
+            {MODEL: self.model},
+            pools,
+            self.find_crossing,
+            lambda: CHUNK_TOKENS,
+            interval_s,
+            self.metrics,
+            self.trust,
+            self.sizes,
         )
 
     def counted(self, result: str) -> float:
@@ -480,6 +490,15 @@ async def test_keys_that_do_not_fit_are_named(fleet: Fleet, p: Storing, md: Stor
     assert words in line
     assert not fleet.trust.believes(("a", "b"), MODEL)
     assert fleet.counted("alike") == 1
+
+
+async def test_a_size_that_is_used_is_what_plans_count_with(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """POL-102: a figure of the settings that engines do not bear out is named, and replaced once KV was used."""
+    keyed(fleet, Storing(token_bytes=16), Storing(token_bytes=16))
+    await fleet.watch().check()
+    assert fleet.sizes.of(MODEL, TOKEN_BYTES) == 16
+    assert "16 bytes of KV a token are stored where 4 were expected" in caplog.text
+    assert fleet.trust.list_lost([("a", "b")]) == []
 
 
 async def test_lost_salts_stop_salted_answers_only(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
