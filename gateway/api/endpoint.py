@@ -30,10 +30,12 @@ from gateway.errors import GatewayError, encode_error, error_messages
 from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.http.client import Client, Clients, ShuttingDown
 from gateway.http.edge import cut_connection
+from gateway.http.encodings import unpack_body
 from gateway.limits.admission import RANKS, Admission, AdmissionControl
 from gateway.limits.bodies import HeldBytes
 from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
+from gateway.telemetry.access import TENANT
 from policies.rules import BadRules, Rules, ask_plan
 
 INLINE_BODY_BYTES = 256 << 10
@@ -146,9 +148,10 @@ async def serve_request(
         if access.clients.is_over:
             raise shutting_down()
         connection = HTTPConnection(scope)
-        tenant = access.identify(connection)
+        tenant = scope[TENANT] = access.identify(connection)
         with access.admission.visit(tenant, access.rules_of(tenant, reply.request_id)) as held:
             body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s, held.grow)
+            body = await unpack_body(scope, body, limits.body_bytes, held.grow)
             if access.clients.is_over:
                 # The cut came before there was a client to tell of it.
                 raise shutting_down()
