@@ -11,17 +11,21 @@ from starlette.routing import Route
 
 from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
-from gateway.api.choices import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.api.choices import ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
-from gateway.api.endpoint import Access, GenerationEndpoint, Prepare, RequestLimits
+from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, RequestLimits
 from gateway.api.models import Models
 from gateway.api.outside import OverflowAnswers, Passthrough
+from gateway.api.respond import OpenAiShape
 from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
 from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules
+
+CHAT = GenerationApi("/v1/chat/completions", prepare_chat, OpenAiShape(ChatFormat()))
+COMPLETIONS = GenerationApi("/v1/completions", prepare_completion, OpenAiShape(CompletionFormat()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,14 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     passed = state.passing.models if state.passing else tuple
     models = Models(state.models, state.created, passed, state.note_unread)
 
-    def endpoint(path: str, prepare: Prepare, form: AnswerFormat, overflow: OverflowAnswers | None = None) -> Route:
-        served = GenerationEndpoint(
-            prepare, form, models, state.generator, state.access, state.limits, path, state.passing, overflow
-        )
-        return Route(path, served, methods=["POST"])
+    def endpoint(api: GenerationApi, overflow: OverflowAnswers | None = None) -> Route:
+        served = GenerationEndpoint(api, models, state.generator, state.access, state.limits, state.passing, overflow)
+        return Route(api.path, served, methods=["POST"])
 
     return assemble(
         [
-            endpoint("/v1/chat/completions", prepare_chat, ChatFormat(), state.overflow),
-            endpoint("/v1/completions", prepare_completion, CompletionFormat()),
+            endpoint(CHAT, state.overflow),
+            endpoint(COMPLETIONS),
             *model_routes(models, state),
             *probe_routes(state.pages, state.admin_auth),
             *admin_routes(state.pages, state.admin_auth),
