@@ -13,10 +13,16 @@ from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
 from gateway.api.choices import ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
+from gateway.api.count_tokens import PATH as COUNT_PATH
+from gateway.api.count_tokens import CountTokensEndpoint
 from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, RequestLimits
+from gateway.api.messages import prepare_messages, translate_messages
+from gateway.api.messages_answer import MessagesShape
 from gateway.api.models import Models
 from gateway.api.outside import OverflowAnswers, Passthrough
 from gateway.api.respond import OpenAiShape
+from gateway.api.responses import prepare_response, translate_response
+from gateway.api.responses_answer import ResponsesShape
 from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
 from gateway.http.routing import JSON, assemble
@@ -26,6 +32,8 @@ from policies.tenant_rules import ModelRules
 
 CHAT = GenerationApi("/v1/chat/completions", prepare_chat, OpenAiShape(ChatFormat()))
 COMPLETIONS = GenerationApi("/v1/completions", prepare_completion, OpenAiShape(CompletionFormat()))
+MESSAGES = GenerationApi("/v1/messages", prepare_messages, MessagesShape(), translate_messages)
+RESPONSES = GenerationApi("/v1/responses", prepare_response, ResponsesShape(), translate_response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,9 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
         [
             endpoint(CHAT, state.overflow),
             endpoint(COMPLETIONS),
+            endpoint(MESSAGES),
+            endpoint(RESPONSES),
+            Route(COUNT_PATH, CountTokensEndpoint(models, state.access, state.limits, state.passing), methods=["POST"]),
             *model_routes(models, state),
             *probe_routes(state.pages, state.admin_auth),
             *admin_routes(state.pages, state.admin_auth),
