@@ -82,7 +82,10 @@ class LegUsage:
 
 @dataclass(frozen=True, slots=True)
 class LegChunk:
-    """One streamed piece of a leg: zero or more token ids, and what came with them."""
+    """One streamed piece of a leg: zero or more token ids, and what came with them.
+
+    The id that ends an answer and its ``finish_reason`` may come in two pieces, or the reason not at all.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None

@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("gateway.cli.key", "create, revoke and list the API keys of tenants"),
     "audit": ("gateway.cli.audit", "show who changed rules, engines, tenants and keys, and when"),
     "usage": ("gateway.cli.usage", "show what tenants have used"),
+    "probe": ("gateway.cli.probe", "show what engines store, and whether KV can cross each link"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
     "bridge": ("backends.kv.bridge.command", "run the KV bridge of a receiving region"),

@@ -22,7 +22,8 @@ class Plan:
     """What all plans have. ``prefill``, ``relay`` and ``main`` name instances; None: nobody has that role.
 
     ``link``: source and receiving region of the KV; None: no link is crossed. ``classic``: P's token is thrown away.
-    ``fused``: P goes on after its first token, in RLD's place; an RLD, if one is named, stands by.
+    ``fused``: P goes on after its first token, in RLD's place; an RLD, if one is named, stands by. ``lends``: RLD reads
+    the KV out of P's memory, and makes all tokens from the prompt on, so P's is thrown away, too.
     """
 
     kind: ClassVar[str]
@@ -33,6 +34,7 @@ class Plan:
     link: tuple[str, str] | None = None
     classic: bool = False
     fused: bool = False
+    lends: bool = False
 
     @property
     def roles(self) -> Mapping[Role, str]:
@@ -83,6 +85,7 @@ class Direct(Plan):
     relay: None = field(default=None, init=False)
     main: str
     fused: bool = field(default=False, init=False)
+    lends: bool = field(default=False, init=False)
 
     def kv_patience_s(self, estimate: Estimate | None, rules: Rules) -> float:
         """Nobody writes while MD waits, so it is as short as the estimate allows."""
@@ -124,6 +127,7 @@ class PassThrough(Plan):
     link: None = field(default=None, init=False)
     classic: bool = field(default=False, init=False)
     fused: bool = field(default=False, init=False)
+    lends: bool = field(default=False, init=False)
 
 
 @dataclass(frozen=True, slots=True)

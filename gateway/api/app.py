@@ -25,6 +25,7 @@ from gateway.api.responses import prepare_response, translate_response
 from gateway.api.responses_answer import ResponsesShape
 from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
+from gateway.fleet.reading import Readings
 from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
@@ -53,6 +54,8 @@ class ApiState:
     """Serves the models of upstreams; None: there are none."""
     overflow: OverflowAnswers | None = None
     """Lets external providers answer chats; None: there are none."""
+    readings: Readings | None = None
+    """Lets engines read chats; None: all are read here."""
     note_unread: Callable[[str], object] = str
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
 
@@ -60,7 +63,7 @@ class ApiState:
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     passed = state.passing.models if state.passing else tuple
-    models = Models(state.models, state.created, passed, state.note_unread)
+    models = Models(state.models, state.created, passed, state.note_unread, state.readings)
 
     def endpoint(api: GenerationApi, overflow: OverflowAnswers | None = None) -> Route:
         served = GenerationEndpoint(api, models, state.generator, state.access, state.limits, state.passing, overflow)

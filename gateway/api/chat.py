@@ -15,7 +15,9 @@ from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
 from gateway.text.model import ServedModel
 from gateway.text.parsers.output import PartsWanted
 from gateway.text.parsers.reader import AnswerReader
+from gateway.text.shapes import PROMPT_FIELDS
 from gateway.text.template import TemplateRejected
+from policies.where import Where
 
 OPENING_TOKENS = 1024
 """How far back a prompt is looked at for where its last turn begins."""
@@ -28,27 +30,8 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     check_messages(fields.messages)
     check_options(fields)
     choice = read_tool_choice(fields)
-    template = model.template
-    if template is None:
-        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
-    values = find_values(fields.chat_template_kwargs, fields.reasoning_effort)
-
-    def render() -> str:
-        return template.render(
-            fields.messages,
-            tools=choice.shown or None,
-            documents=fields.documents,
-            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
-            continue_final_message=bool(fields.continue_final_message),
-            values=values,
-            on_unread=partial(models.note_unread, model.name),
-        )
-
-    special = bool(fields.add_special_tokens)
-    try:
-        prompt = await encode_prompt(render, size_bytes, fields, model, "messages", special, caller)
-    except TemplateRejected as error:
-        raise bad_field(error.param, str(error), "template_error") from error
+    shown = {name: getattr(fields, name) for name in PROMPT_FIELDS} | {"tools": choice.shown or None}
+    prompt = await read_chat(shown, size_bytes, fields, model, models, caller)
     completion_limit = fields.max_completion_tokens
     prompted = Prompted(
         id_prefix="chatcmpl",
@@ -63,11 +46,25 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     return prepare_request(fields, choice.constrain(rest), prompted, model, caller)
 
 
-def find_values(values: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
-    """Return the values that a template gets: the client's, and what its effort says in names that templates know."""
-    if effort is None:
-        return values or {}
-    return {"enable_thinking": effort != "none", **(values or {}), "reasoning_effort": effort}
+async def read_chat(
+    chat: Mapping[str, Any], size_bytes: int, fields: ChatFields, model: ServedModel, models: Models, caller: Caller
+) -> Sequence[int]:
+    """Return the prompt's ids, made here or by an engine, as the model's ``reader`` has it. Raises GatewayError.
+
+    ``chat``: the fields that make the prompt.
+    """
+    readings, template = models.readings, model.template
+    if readings is not None and readings.is_for_engine(model.name, chat):
+        return await readings.ask(model.name, chat, Where.of(caller.rules).allows)
+    if template is None:
+        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
+    render = partial(template.render_chat, chat, partial(models.note_unread, model.name))
+    try:
+        return await encode_prompt(
+            render, size_bytes, fields, model, "messages", bool(fields.add_special_tokens), caller
+        )
+    except TemplateRejected as error:
+        raise bad_field(error.param, str(error), "template_error") from error
 
 
 def find_reader(

@@ -19,6 +19,7 @@ from backends.engines.external import ExternalUsage
 from gateway import errors
 from gateway.api.choices import Choice, count_cached
 from gateway.api.fields import check_beside, without_internal
+from gateway.api.media import has_media
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import AnswerBroken, Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
@@ -306,7 +307,7 @@ class GenerationEndpoint:
         rules = self._access.rules_of(asked.tenant, find_session(value) or asked.reply.request_id)
         caller = self._access.make_caller(asked.headers, asked.tenant, rules)
         value = without_internal(value, rules.client_fields)
-        if (passing := self._find_passing(value.get("model"), rules)) is not None:
+        if (passing := self._find_passing(value, rules)) is not None:
             await passing.pass_object(self._api.path, value, asked.headers, caller, asked.client)
             return
         body = self._api.translate(value)
@@ -326,11 +327,15 @@ class GenerationEndpoint:
         # At once: a client that has its answer may ask again, while legs may still be ending.
         run.leave()
 
-    def _find_passing(self, model: object, rules: Rules) -> Passthrough | None:
-        """What passes on requests for the model; None: its requests are served here."""
+    def _find_passing(self, value: JsonObject, rules: Rules) -> Passthrough | None:
+        """What passes the request on; None: it is served here."""
+        model = value.get("model")
         if self._passing is None or not isinstance(model, str):
             return None
-        return self._passing if self._passing.passes(resolve_name(model, rules.models)) else None
+        model = resolve_name(model, rules.models)
+        if self._passing.passes(model) or (self._models.takes_media(model) and has_media(value)):
+            return self._passing
+        return None
 
     def _choose_outside(self, prepared: PreparedRequest, caller: Caller, *, refused: bool) -> Outside | None:
         """Who answers in place of the engines; ``refused``: they cannot."""

@@ -6,6 +6,7 @@ from msgspec import UNSET
 
 from gateway.api.wire import ModelCard, ModelList
 from gateway.errors import GatewayError
+from gateway.fleet.reading import Readings
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules
 
@@ -24,6 +25,7 @@ class Models:
         created: int,
         passed: Callable[[], Sequence[str]] = tuple,
         note_unread: Callable[[str], object] = str,
+        readings: Readings | None = None,
     ) -> None:
         """``passed`` names the models of upstreams, whose requests are only passed on.
 
@@ -33,6 +35,8 @@ class Models:
         self._created = created
         self._passed = passed
         self.note_unread = note_unread
+        self.readings = readings
+        """Lets engines read chats; None: all are read here."""
 
     def find(self, name: str, rules: ModelRules = ALL) -> ServedModel:
         """Return the model of a name or an alias. Raises GatewayError 404, also for one that the tenant may not use."""
@@ -40,6 +44,10 @@ class Models:
         if model is None or not is_allowed(model.name, rules):
             raise no_such_model(name)
         return model
+
+    def takes_media(self, name: str) -> bool:
+        """Say whether an own model reads more than text: an engine's own chat API then answers."""
+        return name in self._models and self._models[name].takes_media
 
     def card(self, name: str, rules: ModelRules = ALL) -> ModelCard:
         """Return the model as ``/v1/models/{name}`` shows it. Raises GatewayError 404."""

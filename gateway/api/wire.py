@@ -155,6 +155,7 @@ class ChatDelta(Struct):
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
@@ -176,6 +177,7 @@ class ChatMessage(Struct):
     role: str
     content: str | None
     refusal: str | None = None
+    reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 

@@ -31,6 +31,14 @@ class ModelSettings(Section, frozen=True):
             "serve it tell (vLLM's `max_model_len`)."
         ),
     ] = None
+    reader: Annotated[
+        Literal["auto", "local", "engine"],
+        Meta(
+            description="Who makes prompts of chats. auto: this gateway; but an engine is asked for the prompts of "
+            "models without a template, and of chats of a shape that an engine reads in another way: each engine "
+            "process is tried with some small conversations. local: always this gateway. engine: always an engine."
+        ),
+    ] = "auto"
     kv_bytes_per_token: Annotated[
         Count | None,
         Meta(
@@ -67,6 +75,17 @@ class ModelSettings(Section, frozen=True):
             "by its template; `none`: it stays text."
         ),
     ] = None
+    reasoning_field: Annotated[
+        Literal["both", "reasoning", "reasoning_content"],
+        Meta(description="Where chat answers have their reasoning: vLLM says `reasoning`, others `reasoning_content`."),
+    ] = "both"
+    media: Annotated[
+        bool | Literal["auto"],
+        Meta(
+            description="Whether chats may hold images, sounds and films. Such a chat goes as a whole to one "
+            "main-decode engine's own chat API, and is not split. auto: where its config.json speaks of them."
+        ),
+    ] = "auto"
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
         bool | Literal["auto"],
@@ -166,12 +185,30 @@ class LinkSettings(Section, frozen=True):
         Url | None,
         Meta(description="Base URL of the ``pdd bridge`` in ``dest``; needed by path bridge, and only there."),
     ] = None
+    bridge_workers: Annotated[
+        tuple[Url, ...],
+        Meta(
+            description="Further bridges between the same stores (`pdd bridge --workers`): each moves its share of "
+            "every transfer."
+        ),
+    ] = ()
+    bridge_key_env: Annotated[
+        str | None, Meta(description="Environment variable that holds the key that the bridge asks for.")
+    ] = None
     cache_server: Annotated[
         Url | None,
         Meta(description="HTTP port of the LMCache server in ``dest``; needed by path prefetch, and only there."),
     ] = None
+    relay_kv: Annotated[
+        Literal["store", "nixl"],
+        Meta(
+            description="Where RLDs in ``source`` get a prompt's KV. store: the region's store, as the link does. "
+            "nixl: P's memory, while the link has it from the store (engines with vLLM's MultiConnector, a "
+            "NixlConnector before LMCache's); P's token is not shown then. Path nixl always does it so."
+        ),
+    ] = "store"
     lease_s: Annotated[
-        Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
+        Positive, Meta(description="With nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
     ] = 30.0
     world_size: Annotated[
         Ranks,

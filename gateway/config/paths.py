@@ -12,7 +12,7 @@ GENERATION_PATHS = (
     "/v1/messages/count_tokens",
     "/v1/responses",
 )
-"""Passed on for the models of upstreams only: the gateway answers these itself for its own."""
+"""Passed on for the models of upstreams: the gateway answers these itself for its own, but for chats with media."""
 
 PASSED_PATHS: Mapping[str, BodyFormat] = {
     "/v1/embeddings": "json",
@@ -28,7 +28,7 @@ PASSED_PATHS: Mapping[str, BodyFormat] = {
 }
 """Paths that only ever pass on, and how their bodies come. The model is a field of the body."""
 
-SALTED_PATHS = frozenset({"/v1/responses"})
+SALTED_PATHS = frozenset({"/v1/chat/completions", "/v1/responses"})
 """Where an engine takes the tenant's cache salt as a field of the body."""
 UNSALTED_PATHS = frozenset({"/v1/messages"})
 """Where an engine fills its prefix cache and takes no salt: not for tenants whose caches are kept apart."""

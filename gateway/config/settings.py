@@ -158,6 +158,14 @@ class Settings(Section, frozen=True):
         ),
     ] = ()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
+    canary_hold_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long a new engine process waits, at most, for its first canary to come back: until then "
+            "it shares no answer and no KV with others, and an MD answers alone. 0: not at all.",
+        ),
+    ] = 20.0
     canary_interval_s: Annotated[
         float,
         Meta(
@@ -294,6 +302,9 @@ def _check_link(where: str, link: LinkSettings) -> None:
         is_given = getattr(link, key) is not None
         if is_given != (link.path == path):
             raise BadSettings(f"{where}.{key}: path {link.path} {'has no' if is_given else 'needs a'} {key}")
+    for key in ("bridge_workers", "bridge_key_env"):
+        if link.path != "bridge" and getattr(link, key):
+            raise BadSettings(f"{where}.{key}: path {link.path} has no bridge")
     if link.path != "bridge" and link.dest_world_size not in (None, link.world_size):
         raise BadSettings(f"{where}.dest_world_size: path {link.path} does not regroup KV heads, only path bridge does")
     if link.separate_object_groups and (link.path, link.dialect) != ("bridge", "lmcache-mp"):

@@ -206,7 +206,7 @@ def _note(run: ScenarioRun, chunk: dict[str, Any], now_s: float) -> None:
             run.pieces.append((made_by, content))
 
 
-async def run_alone(engine_url: str, model: str, prompt_ids: Sequence[int], tokens: int) -> list[int]:
+async def run_alone(engine_url: str, model: str, prompt_ids: Sequence[int], tokens: int, **fields: str) -> list[int]:
     """What one engine makes of the same prompt, greedily."""
     body = {
         "model": model,
@@ -217,7 +217,7 @@ async def run_alone(engine_url: str, model: str, prompt_ids: Sequence[int], toke
         "return_token_ids": True,
     }
     async with httpx.AsyncClient(timeout=300.0) as client:
-        response = (await client.post(f"{engine_url}/v1/completions", json=body)).raise_for_status()
+        response = (await client.post(f"{engine_url}/v1/completions", json=body | fields)).raise_for_status()
     return list(response.json()["choices"][0]["token_ids"])
 
 

@@ -2,12 +2,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.engines.cache_bound import CacheBoundEngine
 from backends.engines.patient import PatientEngine
 from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.fan import FannedPath
 from backends.kv.bridge.reshard import LayoutRefused, plan_lots
 from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
@@ -22,7 +24,7 @@ from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
-from gateway.text.model import ModelDirectoryError, ServedModel, load_model, read_json
+from gateway.text.model import REASONING_FIELDS, ModelDirectoryError, ServedModel, load_model, read_json
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
     served = {}
     for number, model in enumerate(settings.models):
         try:
-            served[model.name] = load_model(
+            loaded = load_model(
                 model.name,
                 Path(model.path),
                 reasoning_parser=model.reasoning_parser,
@@ -47,7 +49,12 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
-        if served[model.name].offers_tools and not served[model.name].parsers.reads_tools and not model.tool_parser:
+        served[model.name] = replace(
+            loaded,
+            takes_media=loaded.takes_media if model.media == "auto" else model.media,
+            reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
+        )
+        if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(
                 "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
                 "Set tool_parser, to none where that is wanted",
@@ -226,19 +233,30 @@ def layout_of(link: LinkSettings) -> HeadLayout:
 
 
 def build_link(link: LinkSettings, pools: Pools) -> Link:
-    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
+    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``.
+
+    Raises BadSettings.
+    """
     path: MeasuredPath
+    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
-        path = BridgePath(
-            link.bridge,
-            dtype=link.dtype,
-            world_size=link.world_size,
-            dest_world_size=link.dest_world_size,
-            layout=layout_of(link),
-            separate_groups=link.separate_object_groups,
-            hash_seed=seed,
-        )
+        key = read_key(f"links[{link.source}->{link.dest}].bridge_key_env", link.bridge_key_env)
+        urls = [link.bridge, *link.bridge_workers]
+        bridges = [
+            BridgePath(
+                url,
+                dtype=link.dtype,
+                world_size=link.world_size,
+                dest_world_size=link.dest_world_size,
+                layout=layout_of(link),
+                separate_groups=link.separate_object_groups,
+                part=(number, len(urls)) if len(urls) > 1 else None,
+                key=key,
+                hash_seed=seed,
+            )
+            for number, url in enumerate(urls)
+        ]
+        path = FannedPath(bridges) if len(bridges) > 1 else bridges[0]
     elif link.cache_server is not None:
         path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
     else:
@@ -253,6 +271,10 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         link.chunk_tokens,
         rate_bytes_per_s,
         lease_s=link.lease_s,
+        lends=link.relay_kv == "nixl",
         dtype=link.dtype,
         world_size=link.world_size,
+        dest_world_size=link.dest_world_size,
+        has_groups=link.separate_object_groups,
+        hash_seed=seed,
     )

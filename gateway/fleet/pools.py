@@ -68,6 +68,10 @@ class Instance:
     """Other than "" for one whose greedy ids differ from what its peers make of the same prompt."""
     leaks_salts: bool = False
     """It took KV of one cache salt for a prompt with another."""
+    held_until_s: float = 0.0
+    """Until then it waits for its first canary: it answers whole requests, and nobody shares KV with it."""
+    stuck: bool = False
+    """Its canaries take too long, though its peers' do not."""
     _on_idle: Callable[[], object] | None = None
     _seen: tuple[object, ...] = ()
     _view: InstanceView | None = None
@@ -142,6 +146,10 @@ class Instance:
         """Whether new requests may go to it."""
         return self.alive(now_s) and not self.draining
 
+    def is_apart(self, now_s: float) -> bool:
+        """Whether it may share no answer with others, as nothing is known yet of its tokens and its KV."""
+        return self.stuck or now_s < self.held_until_s
+
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
         seen = (
@@ -152,6 +160,7 @@ class Instance:
             self.capabilities,
             self.itl_s,
             self.fingerprint,
+            self.is_apart(now_s),
             self.leaks_salts,
         )
         if self._view is None or self._seen != seen:
@@ -175,7 +184,8 @@ class Instance:
             max_model_len=capabilities.max_model_len if capabilities else None,
             itl_s=self.itl_s,
             curve=self.spec.curve,
-            fingerprint=self.fingerprint,
+            fingerprint=f"?{self.spec.id}" if self.is_apart(now_s) else self.fingerprint,
+            judged=not self.is_apart(now_s),
             streams_ids=capabilities.streams_token_ids if capabilities else True,
             leaks_salts=self.leaks_salts,
         )

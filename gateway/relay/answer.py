@@ -179,7 +179,7 @@ class RelayAnswer:
     async def _stored(self) -> None:
         """P has ended, but engines may store a little behind it: what is not there yet RLD would compute again."""
         plan, rules = self._plan.plan, self._plan.rules
-        if plan.relays_first and not plan.fused:
+        if plan.relays_first and not (plan.fused or plan.lends):
             await self._transfer.stored(rules.store_wait_tokens, rules.store_wait_s)
 
     def _on_prefilled(self) -> None:

@@ -1,12 +1,13 @@
 """Routes each request: facts -> plan -> answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -52,12 +53,13 @@ class Router:
     metrics: Metrics
     rng: Rng
     note_use: Callable[[str, str, Use], None] = _count_nothing
+    sizes: KvSizes = field(default_factory=KvSizes)
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
-        self.trust.use(decision.plan.link, request.model)
+        self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
@@ -74,7 +76,7 @@ class Router:
         """Choose the plan without starting anything. Raises GatewayError."""
         facts = self._facts(request, rules)
         try:
-            return choose_plan(facts, self.snapshot(request.model, facts.session), rules, self.rng)
+            return choose_plan(facts, self.snapshot(facts.model, facts.session, facts.salted), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
                 raise GatewayError(
@@ -122,13 +124,13 @@ class Router:
         hits = by_rank or [0] * len(loads)
         return choose_rank(instance.spec.role, hits, loads, prompt_tokens, rules.placement, self.rng)
 
-    def snapshot(self, model: str, session: str | None) -> Snapshot:
-        """What policies see now of a model's pools and links."""
+    def snapshot(self, model: str, session: str | None, is_salted: bool = False) -> Snapshot:
+        """What policies see now of a model's pools and links, for a prompt with a cache salt or without."""
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
-            links=self.trust.mark(self.links.views(), model),
-            kv_bytes_per_token=facts.kv_bytes_per_token,
+            links=self.trust.mark(self.links.views(), model, is_salted=is_salted),
+            kv_bytes_per_token=self.sizes.of(model, facts.kv_bytes_per_token),
             kv_chunk_tokens=self.links.chunk_tokens,
             prefix_cache_effective=facts.cache_effective,
             alignment=self.learning.alignment(model),
@@ -140,32 +142,32 @@ class Router:
     def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision, failover: Failover) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
-        look = partial(self.snapshot, request.model, decision.facts.session)
+        look = partial(self.snapshot, request.model, decision.facts.session, decision.facts.salted)
         outcome = AnswerOutcome(
             request=request,
             decision=decision,
             rules=rules,
             link=link,
-            kv_name=self.models[request.model].kv_name,
+            facts=self.models[request.model],
             pools=self.pools,
             index=self.index,
             learning=self.learning,
             metrics=self.metrics,
             trust=self.trust,
+            sizes=self.sizes,
             look=look,
         )
-        lends = _lends(plan, link)
         return AnswerPlan(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, decision, lends, outcome, failover),
+            terms=self._terms(request, rules, decision, outcome, failover),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
             kv_patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
-            lease_s=link.lease_s if lends and link else None,
+            lease_s=link.lease_s if plan.lends and link else None,
             outcome=outcome,
         )
 
@@ -182,7 +184,6 @@ class Router:
         request: GenerationRequest,
         rules: Rules,
         decision: Decision,
-        lends: bool,
         outcome: AnswerOutcome,
         failover: Failover,
     ) -> SpliceTerms:
@@ -193,7 +194,7 @@ class Router:
         return SpliceTerms(
             plan=plan,
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,
-            classic=lends or plan.classic,
+            classic=plan.lends or plan.classic,
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,
             min_tokens=min(request.min_tokens, limit),
@@ -212,7 +213,7 @@ class Router:
             chunk_tokens=link.chunk_tokens if link else 1,
             salt=request.cache_salt,
             served_model=request.model,
-            kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
+            kv_bytes_per_token=self.sizes.of(request.model, self.models[request.model].kv_bytes_per_token),
             kv_shape=self.models[request.model].kv_shape,
             kv_groups=self.models[request.model].kv_groups,
         )
@@ -220,11 +221,6 @@ class Router:
     def _note_session(self, decision: Decision) -> None:
         if decision.facts.session is not None:
             self.sessions.note(decision.facts.session, decision.plan.instances)
-
-
-def _lends(plan: Plan, link: Link | None) -> bool:
-    """Whether RLD gets its KV from P itself; then RLD makes all tokens from the prompt on, and P's is not shown."""
-    return plan.relays_first and link is not None and link.path.traits.lends
 
 
 def _session_key(request: GenerationRequest) -> str | None:

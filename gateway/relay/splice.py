@@ -23,7 +23,8 @@ Rules.
 3. Who goes on when a writer is lost is decided in one place, ``_resume``.
 4. What is decided by load (one-shot or catch-up, how much, whether P writes on) is asked of ``SpliceTerms.decide``
    and ``leaves_prefill``, which alone look at the fleet.
-5. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
+5. An id of ``terminators`` ends the answer, whether its leg says so with it, later, or not at all.
+6. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
 """
 
 from collections.abc import Callable
@@ -118,6 +119,8 @@ class Splice:
     _relaying: bool = False
     _main_blocked: bool = False
     _relay_blocked: bool = False
+    _relay_spent: bool = False
+    """RLD has ended short of its limit: it would do so again."""
     _retry_pending: bool = False
     _late: bool = False
     _main_cold: bool = True
@@ -134,12 +137,12 @@ class Splice:
 
     def start(self) -> list[Action]:
         """Begin: the P leg, if there is one, and the transfer where the plan moves KV."""
+        self._relay_blocked = not self.terms.relay_allowed
         if not self.terms.plan.has_prefill:
             self.kv = KvState.UNNEEDED
             self._start_final()
             return self._flush()
         self._relaying = self.terms.plan.relays_first
-        self._relay_blocked = not self.terms.relay_allowed
         self._start(LegKind.PREFILL)
         if self.terms.plan.moves_kv:
             self._move()
@@ -182,9 +185,11 @@ class Splice:
             self.discarded_tokens += count
             return
         room = self.terms.limit_tokens - len(self.log)
-        if count > room:
-            self.discarded_tokens += count - room
-            tokens = replace(tokens, ids=tokens.ids[:room], logprobs=tokens.logprobs and tokens.logprobs[:room])
+        # One that was asked for one id has nothing to say of the next: it may not know all that binds it.
+        fitting, is_ended = self._fit(tokens.ids, min(room, 1 + count - leg.received) if leg.brief else room)
+        if count > fitting:
+            self.discarded_tokens += count - fitting
+            tokens = replace(tokens, ids=tokens.ids[:fitting], logprobs=tokens.logprobs and tokens.logprobs[:fitting])
         if tokens.ids:
             self._writer = event.leg
             self._attempts = 0
@@ -194,10 +199,12 @@ class Splice:
                 self.phase = Phase.MAIN
                 self._setbacks = 0
                 self._main_cold = False
-        if event.finish == "stop" and count <= room:
+        if is_ended or (event.finish == "stop" and fitting == count):
             self._end("stop")
-        elif count >= room or (event.finish == "length" and not leg.brief):
+        elif fitting >= room:
             self._end("length")
+        elif event.finish == "length" and not leg.brief:
+            self._on_short(event.leg, leg)
         elif leg.kind is LegKind.PREFILL and not leg.brief and tokens.ids:
             self._write_on(event.leg)
 
@@ -209,6 +216,24 @@ class Splice:
         if self.phase is Phase.EAGER and not self._relay_blocked and self.terms.leaves_prefill():
             self._close(id_)
             self._resume()
+
+    def _fit(self, ids: tuple[int, ...], room: int) -> tuple[int, bool]:
+        """How many of the next ids are the answer's, and whether the last of them ends it, said or not."""
+        if not self.terms.terminators.isdisjoint(ids):
+            for at, id_ in enumerate(ids[: max(0, room)]):
+                if id_ in self.terms.terminators and len(self.log) + at >= self.terms.min_tokens:
+                    return at + 1, True
+        return min(len(ids), max(0, room)), False
+
+    def _on_short(self, id_: LegId, leg: _Leg) -> None:
+        """An engine's own limit came before the answer's: before MD it ends the leg only, and MD goes on."""
+        if leg.kind is LegKind.FINAL or not self.terms.splittable:
+            self._end("length")
+            return
+        self._relay_spent |= leg.kind is LegKind.RELAY
+        self._relay_blocked |= self._relay_spent
+        self._close(id_)
+        self._resume()
 
     def _is_next(self, position: int) -> bool:
         return self._writer is None and position == len(self.log)
@@ -311,7 +336,7 @@ class Splice:
         if self.phase is Phase.DONE:
             return
         self._main_blocked = False
-        self._relay_blocked = not self.terms.relay_allowed
+        self._relay_blocked = self._relay_spent or not self.terms.relay_allowed
         if self.kv is KvState.FAILED:
             self._move()
         if self.phase is Phase.WAIT:

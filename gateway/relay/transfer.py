@@ -13,6 +13,10 @@ from gateway.relay.record import Record
 from gateway.relay.splice_events import Event, KvFailed, KvReady, KvUnseen
 
 
+class _OddSize(Exception):
+    """The KV is not as large as it must be; the message says what is wrong."""
+
+
 class KvTransfer:
     """Opens the transfer, again after a failure under a new id, and tells ``feed`` how it ended.
 
@@ -59,6 +63,7 @@ class KvTransfer:
             self._opened += 1
             self._record.transfer_started()
             self._first_seen = None
+            self._is_sized = False
             self._task = asyncio.create_task(self._move(self._path))
             if self.is_prefilled:
                 self._await_first_chunk()
@@ -128,6 +133,10 @@ class KvTransfer:
             async with asyncio.timeout(None) as self._bound, aclosing(path.transfer(request)) as stream:
                 async for progress in stream:
                     self._note(progress)
+        except _OddSize as error:
+            self._record.note("transfer_failed", why=str(error))
+            self._feed(KvUnseen())
+            return False
         except TransferFailed as error:
             self._record.note("transfer_failed", why=str(error))
             self._feed(KvFailed())
@@ -153,6 +162,11 @@ class KvTransfer:
             self._unseen_tokens = (progress.chunks_total - progress.chunks_seen) * self._request.chunk_tokens
             self._came_on.set()
         self._record.transfer(progress)
+        if progress.chunk_bytes and not self._is_sized:
+            self._is_sized = True
+            why = self._outcome.refuse_size(progress.chunk_bytes)
+            if why is not None:
+                raise _OddSize(why)
 
     def _await_first_chunk(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._first_chunk_s, self._judge_first_chunk)

@@ -175,6 +175,11 @@ class Metrics:
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
+        self.reads_otherwise = LiveGauges(
+            {"pdd_reads_otherwise": "1 for each shape of chat that an instance makes another prompt of"},
+            ("model", "instance", "shape"),
+        )
+        registry.register(self.reads_otherwise)
         self.unread_arguments = Counter(
             "pdd_unread_tool_arguments",
             "Tool calls in conversations whose arguments were no JSON object and were read as an empty one",

@@ -5,6 +5,7 @@ objects, parts may be bare strings. One rule is another on purpose: thoughts amo
 reasoning, where vLLM takes a ``thinking`` part for text, as if the model had said it aloud, and refuses the others.
 """
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError
@@ -169,6 +170,34 @@ def _read_call(call: Mapping[str, Any], arguments: ArgumentReader) -> dict[str, 
     ordered = {key: call[key] for key in CALL_FIELDS if key in call}
     others = {key: value for key, value in call.items() if key not in CALL_FIELDS}
     return {**ordered, "function": read, **others}
+
+
+def as_engines_take(messages: Sequence[PromptMessage]) -> PromptMessages:
+    """Return the messages in the one spelling that engines are sure to take, with the same meaning."""
+    return [_spell_message(message) for message in messages]
+
+
+def _spell_message(message: PromptMessage) -> dict[str, Any]:
+    spelled = {key: value for key, value in message.items() if key != "reasoning_content"}
+    given = _list_parts(message.get("content"))
+    if isinstance(message.get("content"), list):
+        spelled["content"] = [dict(part) for part in given if part.get("type") not in THOUGHT_PARTS]
+    elif message.get("content") is None and message["role"] != "assistant":
+        spelled["content"] = ""
+    if message["role"] == "assistant" and (thoughts := _find_reasoning(message, given)) is not None:
+        spelled["reasoning"] = thoughts
+    if calls := message.get("tool_calls"):
+        spelled["tool_calls"] = [_spell_call(call, number) for number, call in enumerate(calls)]
+    return spelled
+
+
+def _spell_call(call: Mapping[str, Any], number: int) -> dict[str, Any]:
+    function = call.get("function")
+    spelled = {"id": f"call_{number}", "type": "function", **call}
+    if isinstance(function, Mapping) and not isinstance(function.get("arguments"), str):
+        arguments = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+        spelled["function"] = {**function, "arguments": arguments}
+    return spelled
 
 
 def without_developers(messages: PromptMessages) -> PromptMessages:

@@ -17,6 +17,11 @@ from gateway.text.vocabulary import Vocabulary
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
+MEDIA_WORDS = ("vision", "audio", "image", "video", "thinker")
+"""Of the names in a config.json those that speak of other inputs than text."""
+REASONING_FIELDS = frozenset({"reasoning", "reasoning_content"})
+"""What vLLM calls it, and what most others do."""
+
 
 class ModelDirectoryError(Exception):
     """A model directory cannot be used; ``str()`` names the file."""
@@ -37,6 +42,10 @@ class ServedModel:
     """What tells reasoning and tool calls from the content of its answers."""
     offers_tools: bool = False
     """Whether its template shows tools to the model."""
+    takes_media: bool = False
+    """Whether it reads images, sounds or films beside text."""
+    reasoning_fields: frozenset[str] = REASONING_FIELDS
+    """Where answers have their reasoning."""
 
     @property
     def shown_tokens(self) -> dict[int, str]:
@@ -86,6 +95,7 @@ def load_model(
         context=ContextLength(context_tokens, find_context(config)),
         parsers=choose_parsers(tool_parser, reasoning_parser, words, vocabulary),
         offers_tools="tools" in words,
+        takes_media=any(word in name for name in config for word in MEDIA_WORDS),
     )
 
 

@@ -122,6 +122,19 @@ class ChatTemplate:
         self._with_tools = self._plain if with_tools is None else OneTemplate(with_tools)
         self._variables = dict(variables)
 
+    def render_chat(self, chat: Mapping[str, Any], on_unread: Callable[[], object] = ignore_unread) -> str:
+        """Return the prompt text of a chat request's fields. Raises TemplateRejected."""
+        continued = bool(chat.get("continue_final_message"))
+        return self.render(
+            chat["messages"],
+            tools=chat.get("tools") or None,
+            documents=chat.get("documents"),
+            add_generation_prompt=chat.get("add_generation_prompt") is not False and not continued,
+            continue_final_message=continued,
+            values=find_values(chat.get("chat_template_kwargs"), chat.get("reasoning_effort")),
+            on_unread=on_unread,
+        )
+
     def render(
         self,
         messages: Sequence[PromptMessage],
@@ -162,6 +175,13 @@ class ChatTemplate:
         except RENDER_ERRORS as error:
             raise TemplateRejected(f"The chat template cannot render these messages: {describe(error)}") from error
         return cut_at_end(text, last) if continue_final_message else text
+
+
+def find_values(values: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
+    """Return the values that a template gets: the client's, and what its effort says in names that templates know."""
+    if effort is None:
+        return values or {}
+    return {"enable_thinking": effort != "none", **(values or {}), "reasoning_effort": effort}
 
 
 def given_values(values: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.text.model import ServedModel, load_model
-from gateway.text.shapes import SHAPES
+from gateway.text.shapes import READ_ON_PURPOSE, SHAPES
 from gateway.text.template import ChatTemplate, TemplateRejected
 from tests.conformance_run.parts import NotRun
 from tests.conformance_run.prompts import render_here
@@ -27,7 +27,9 @@ PYTHON_WITH_VLLM = Path(".venv-e2e/bin/python")
 VLLM_TIMEOUT_S = 900
 SPECIAL = {"bos_token": "<s>", "eos_token": "<|im_end|>", "unk_token": "<unk>", "pad_token": "<|endoftext|>"}
 SHOWN = 40
-OWN_READINGS = {"thinking": "thoughts among the parts are reasoning here, and the answer's text in vLLM"}
+OWN_READINGS = dict.fromkeys(
+    READ_ON_PURPOSE, "thoughts among the parts are reasoning here, and the answer's text in vLLM"
+)
 """Shapes that are read in another way on purpose, and why."""
 
 VERDICTS = ("same", "differs", "refused", "explained")

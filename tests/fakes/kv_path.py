@@ -45,9 +45,9 @@ class FakeTransfer:
         self.chunks_done = self.chunks_total
         self._steps.put_nowait(self._now("complete"))
 
-    def see(self, chunks: int) -> None:
-        """Let the sending store show the first ``chunks``."""
-        self._steps.put_nowait(replace(self._now("moving"), chunks_seen=chunks))
+    def see(self, chunks: int, chunk_bytes: int = 0) -> None:
+        """Let the sending store show the first ``chunks``, and how large they are."""
+        self._steps.put_nowait(replace(self._now("moving"), chunks_seen=chunks, chunk_bytes=chunk_bytes))
 
     async def taken(self) -> None:
         """Wait until the gateway has taken all that it was told so far."""

@@ -27,6 +27,7 @@ def test_a_relay_is_explained() -> None:
         "link": ["a", "b"],
         "classic": False,
         "fused": False,
+        "lends": False,
     }
     assert told["reason"] == "wan_slow"
     assert told["why"] == REASONS["wan_slow"]

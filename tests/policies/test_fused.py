@@ -10,7 +10,7 @@ from policies.fused import LEAVE, must_leave
 from policies.plans import Direct, Relay, Singular
 from policies.route import choose_plan
 from policies.rules import RelayRules
-from policies.types import Alignment, Facts, NoInstance, SingularUse, Snapshot
+from policies.types import Alignment, Facts, Hit, NoInstance, SingularUse, Snapshot
 from tests.policies.build import M1, P1, R1, cases, decide, facts, link, rules, snapshot
 
 ROUTE = ("a", "b")
@@ -65,6 +65,16 @@ def test_kv_that_only_leaves_p_at_its_end_is_not_kept_waiting() -> None:
     """Where a transfer begins with P's end, as where engines lend KV, P ends at its token."""
     seen = snapshot(links=(link(overlaps_prefill=False),))
     assert not decide(facts(), seen, rules(relay={"fused": "always"})).plan.fused
+
+
+def test_rld_reads_ps_memory_where_engines_lend() -> None:
+    """NIXL to RLD beside a bridge to MD is the plan's property; a P that writes on itself lends nothing."""
+    seen = snapshot(links=(link(lends=True),))
+    assert decide(facts(), seen).plan == Relay("p1", "r1", "m1", "wan_slow", ROUTE, lends=True)
+    assert decide(facts(), seen, rules(relay=AUTO)).plan == Relay("p1", "r1", "m1", "fused", ROUTE, fused=True)
+    away = snapshot(P1, R1, replace(M1, healthy=False), links=(link(lends=True),))
+    assert decide(facts(), away).plan == Relay("p1", "r1", "m1", "main_down", ROUTE, lends=True)
+    assert not decide(facts(hits={"m1": Hit(20_000)}), seen).plan.lends
 
 
 def test_p_does_not_stand_in_for_a_main_that_is_away() -> None:

@@ -70,6 +70,7 @@ GIVEN: dict[str, Callable[[], str | None]] = {
     "singular_live": end_early,
     "prefix_cache_ineffective": lambda: ask(seen=snapshot(prefix_cache_effective=False)),
     "no_prefill": lambda: ask(seen=snapshot(R1, M1)),
+    "first_canary": lambda: ask(seen=snapshot(P1, R1, replace(M1, fingerprint="?m1", judged=False))),
     "kv_unread": lambda: ask(seen=snapshot(links=(link(up=False, trusted=False),))),
     "no_link": lambda: ask(seen=snapshot(links=())),
     "structured_output": lambda: ask_with(structured_output=True),

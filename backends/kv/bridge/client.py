@@ -20,6 +20,7 @@ from backends.kv.bridge.types import (
     TransferChange,
     TransferLine,
     TransferOrder,
+    TransferShare,
 )
 from backends.transport.client import HttpOrigin, Response
 from backends.types import (
@@ -62,7 +63,8 @@ class _Urgency:
 class BridgePath:
     """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks, and
     ``hash_seed`` is that of ``KeyRequest``. ``dest_world_size``: the receiving engines' ranks, None: as many.
-    ``layout``: how chunks hold heads. ``separate_groups``: the stores keep groups of layers apart."""
+    ``layout``: how chunks hold heads. ``separate_groups``: the stores keep groups of layers apart. ``part``: its number
+    among the bridges that move each transfer together, and how many these are. ``key``: what the bridge asks for."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
@@ -75,9 +77,12 @@ class BridgePath:
         dest_world_size: int | None = None,
         layout: HeadLayout = "packed",
         separate_groups: bool = False,
+        part: tuple[int, int] | None = None,
+        key: str | None = None,
         hash_seed: int | None = None,
     ) -> None:
-        self._origin = HttpOrigin(url)
+        self._origin = HttpOrigin(url, headers={"Authorization": f"Bearer {key}"} if key else None)
+        self._part = TransferShare(*part) if part is not None else None
         self._dtype = dtype
         self._worlds = (world_size, dest_world_size or world_size)
         self._layout: HeadLayout = layout
@@ -146,6 +151,7 @@ class BridgePath:
             shape=shape,
             chunk_bytes=chunk_bytes,
             group_windows=windows,
+            part=self._part,
             hash_seed=self._hash_seed,
             deadline_s=request.deadline_s,
             priority=request.priority,

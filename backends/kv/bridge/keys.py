@@ -20,7 +20,7 @@ from blake3 import blake3
 
 from backends.kv.bridge.python_hash import hash_text
 
-_DTYPE_NAMES = {
+DTYPE_NAMES = {
     "float32": "float",
     "float16": "half",
     "bfloat16": "bfloat16",
@@ -101,9 +101,9 @@ def _full_chunks(request: KeyRequest) -> Iterator[tuple[int, ...]]:
 
 def _spell_in_process(request: KeyRequest) -> Iterator[str]:
     """CPython's own tuple hash, chained: ints and tuples of them hash alike in every 64-bit process."""
-    dtype = _DTYPE_NAMES.get(request.dtype)
+    dtype = DTYPE_NAMES.get(request.dtype)
     if dtype is None:
-        raise KeysRefused(f"dtype must be one of {', '.join(_DTYPE_NAMES)}")
+        raise KeysRefused(f"dtype must be one of {', '.join(DTYPE_NAMES)}")
     tag = f"@salt%{hashlib.sha256(request.salt.encode()).hexdigest()[:32]}" if request.salt else ""
     # vLLM's init_none_hash: the hash of the seed as the environment spells it.
     chained = 0 if request.hash_seed is None else hash_text(str(request.hash_seed), request.hash_seed)

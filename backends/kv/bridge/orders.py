@@ -2,17 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from zlib import crc32
 
 from backends.kv.bridge.keys import DIALECTS, KeyRequest, KeysRefused
 from backends.kv.bridge.reshard import LayoutRefused, plan_lots
-from backends.kv.bridge.types import ChunkId, Made, TransferOrder
+from backends.kv.bridge.types import MAX_CHUNKS, ChunkId, Made, TransferOrder
 
 
 def find_chunks(order: TransferOrder) -> list[ChunkId]:
     """Chunks of an order, in the prompt's order. Raises KeysRefused."""
+    chunks, part = _all_chunks(order), order.part
+    if part is None:
+        return chunks
+    return [chunk for chunk in chunks if crc32(chunk.key.encode()) % part.count == part.number]
+
+
+def _all_chunks(order: TransferOrder) -> list[ChunkId]:
     if (order.token_ids is None) == (order.keys is None):
         raise KeysRefused("give either token_ids or keys")
     dest_world = order.dest_world_size or order.world_size
+    _check_count(order, dest_world)
     if order.keys is not None:
         if dest_world != order.world_size:
             raise KeysRefused("dest_world_size needs token_ids")
@@ -32,6 +41,13 @@ def find_chunks(order: TransferOrder) -> list[ChunkId]:
         size_bytes = None if order.chunk_bytes is None else max(1, order.chunk_bytes // order.world_size)
         return [ChunkId(order.dialect, key, size_bytes) for key in DIALECTS[order.dialect].chunk_keys(request)]
     return list(_regrouped(order, request, dest_world))
+
+
+def _check_count(order: TransferOrder, dest_world: int) -> None:
+    chunks = len(order.token_ids or ()) // order.chunk_tokens
+    count = chunks * max(order.world_size, dest_world) * len(order.group_windows or (None,)) + len(order.keys or ())
+    if count > MAX_CHUNKS:
+        raise KeysRefused(f"an order of {count} chunks, over all ranks and groups, is larger than {MAX_CHUNKS}")
 
 
 def _grouped(order: TransferOrder, request: KeyRequest, dest_world: int) -> Iterator[ChunkId]:

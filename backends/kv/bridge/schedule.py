@@ -194,8 +194,9 @@ class TransferSchedule:
         """Bytes that the open transfers still wait for; chunks of unknown size count as the latest known size."""
         latest = next((chunk.size_bytes for chunk in reversed(self._chunks.values()) if chunk.size_bytes), 0)
         queued = dict.fromkeys(PRIORITIES, 0)
+        ranks = {transfer.id: transfer.rank for transfer in self._transfers.values()}
         for chunk in self._chunks.values():
-            rank = min(self._transfers[transfer_id].rank for transfer_id in chunk.wanters)
+            rank = min([ranks[transfer_id] for transfer_id in chunk.wanters])
             queued[PRIORITIES[rank]] += chunk.size_bytes or latest
         return queued
 

@@ -116,7 +116,16 @@ DialectName = Literal["lmcache", "lmcache-mp"]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Named = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 16 << 20
+MAX_CHUNKS = 32768
+"""Values that one order may mean, over all ranks and groups: eight ranks' KV of a million tokens in chunks of 256."""
+
+
+class TransferShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of ``count`` shares of all chunks: each chunk is in the same one for every transfer."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=256)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=256)]
 
 
 class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -141,6 +150,8 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     None: groups are not kept apart.
     """
+    part: TransferShare | None = None
+    """Which share of the chunks is meant, where several bridges move one transfer together; None: all."""
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
     priority: TransferPriority = "waiting"

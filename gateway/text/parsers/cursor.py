@@ -17,6 +17,9 @@ CONTROL = "\udc00"
 
 No text can hold it: it is half of a surrogate pair."""
 
+MOST_NAME = 512
+"""No function has a longer name; what goes on for longer is no call."""
+
 _BETWEEN = re.compile(r"[\w\s+\-.,:]*")
 _IN_STRING = re.compile(r'[^"\\]*')
 _BLANKS = re.compile(r"\s*")
@@ -131,11 +134,12 @@ def take_until(cursor: Cursor, marks: Marks) -> Steps[tuple[str, str] | None]:
 
 
 def take_name(cursor: Cursor, pattern: re.Pattern[str]) -> Steps[str]:
-    """Go past what the pattern takes of single characters, and return it."""
+    """Go past what the pattern takes of single characters, MOST_NAME of them at most, and return it."""
     while True:
-        match = pattern.match(cursor.text, cursor.at)
+        most = cursor.at + MOST_NAME
+        match = pattern.match(cursor.text, cursor.at, most)
         end = match.end() if match else cursor.at
-        if end < len(cursor.text) or cursor.ended:
+        if end < len(cursor.text) or end == most or cursor.ended:
             name = cursor.text[cursor.at : end]
             cursor.at = end
             return name

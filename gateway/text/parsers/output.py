@@ -83,6 +83,9 @@ class MessageParts:
 
     def reason(self, text: str) -> None:
         """Add reasoning."""
+        if text.isspace():
+            self._held_reasoning += text
+            return
         text = self._held_reasoning + text.replace(CONTROL, "")
         if not self._has_reasoning:
             text = text.lstrip()
@@ -98,6 +101,9 @@ class MessageParts:
 
     def add(self, text: str) -> None:
         """Add content."""
+        if text.isspace():
+            self._held += text
+            return
         text = self._held + text.replace(CONTROL, "")
         shown = text.rstrip()
         self._held = text[len(shown) :]

@@ -4,7 +4,7 @@ import ast
 import json
 import re
 
-from gateway.text.parsers.cursor import CONTROL, Cursor, Steps
+from gateway.text.parsers.cursor import CONTROL, MOST_NAME, Cursor, Steps
 from gateway.text.parsers.output import Call
 from gateway.text.parsers.schema import Tools
 from gateway.text.parsers.tagged import ToolDialect
@@ -18,9 +18,13 @@ _IN_STRING = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
 def read_pythonic(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:
     """``[name(key=value), ...]``: calls where all of them name tools that are offered."""
     start = cursor.at - 1
-    while _BEGUN.match(cursor.text, cursor.at) and not cursor.ended:
+    begun = ""
+    while _BEGUN.match(begun) and len(begun) < MOST_NAME:
+        begun = cursor.text[cursor.at : cursor.at + MOST_NAME]
+        if cursor.ended or not _BEGUN.match(begun):
+            break
         yield
-    if _BEGINNING.match(cursor.text, cursor.at) is None:
+    if _BEGINNING.match(begun) is None:
         return None
     end = yield from _find_end(cursor)
     return None if end is None else read_list(cursor.text[start:end].replace(CONTROL, ""), tools)

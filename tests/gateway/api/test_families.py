@@ -138,3 +138,20 @@ async def test_streamed_parts_of_all_families(client: httpx.AsyncClient) -> None
     (call,) = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get", ARGUMENTS)
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
+async def test_one_name_for_reasoning(
+    plain: ServedModel, state: ApiState, generator: ScriptedGenerator, field: str
+) -> None:
+    """Where the settings name one field the reasoning stands there alone, streamed and whole."""
+    parsers = find_parsers(None, "think", ())
+    model = replace(plain, parsers=parsers, reasoning_fields=frozenset({field}))
+    ids = model.encoder.encode_now("<think>so</think>yes")
+    generator.script = lambda asked: say(ids)
+    async with AppServer(build_app(replace(state, models={"tiny": model}))) as server:
+        async with httpx.AsyncClient(base_url=server.url) as opened:
+            whole = (await opened.post("/v1/chat/completions", json=BODY)).text
+            streamed = (await opened.post("/v1/chat/completions", json={**BODY, "stream": True})).text
+    for text in (whole, streamed):
+        assert {name for name in ("reasoning", "reasoning_content") if f'"{name}":"' in text} == {field}

@@ -44,7 +44,7 @@ async def test_whole_message(client: openai.AsyncOpenAI) -> None:
     message = answer.choices[0].message
     assert answer.choices[0].finish_reason == "tool_calls"
     assert message.content == "Sure."
-    assert message.model_extra == {"reasoning_content": "Well 😀"}
+    assert message.model_extra == {"reasoning": "Well 😀", "reasoning_content": "Well 😀"}
     assert message.tool_calls is not None
     calls = [call for call in message.tool_calls if call.type == "function"]
     assert [(c.function.name, c.function.arguments) for c in calls] == [("get", '{"city": "東京"}')] * 2
@@ -115,7 +115,7 @@ async def test_cut_in_the_reasoning(
     generator.script = lambda request: say(ids, finish=Finish("length", False, None, len(ids), 0))
     answer = await client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
     assert answer.choices[0].message.content == ""
-    assert answer.choices[0].message.model_extra == {"reasoning_content": "Well, </thi"}
+    assert answer.choices[0].message.model_extra == {"reasoning": "Well, </thi", "reasoning_content": "Well, </thi"}
     assert answer.choices[0].finish_reason == "length"
 
 
@@ -132,4 +132,4 @@ async def test_prompt_that_opens_the_reasoning(
         extra_body={"continue_final_message": True},
     )
     assert answer.choices[0].message.content == "Yes"
-    assert answer.choices[0].message.model_extra == {"reasoning_content": "so"}
+    assert answer.choices[0].message.model_extra == {"reasoning": "so", "reasoning_content": "so"}

@@ -111,6 +111,7 @@ def test_what_is_read_fits_what_was_found() -> None:
             "link": None,
             "classic": True,
             "fused": False,
+            "lends": False,
         },
         "reason": "same_region",
         "scores": [

@@ -88,6 +88,7 @@ async def open_stage(
     hits: dict[str, int] | None = None,
     path: LinkedPath | None = None,
     lease_s: float = 30.0,
+    lends: bool = False,
     ranks: Mapping[str, tuple[int, ...]] | None = None,
 ) -> AsyncIterator[Stage]:
     """Run the fakes and a service over them. The rules make every request a relay unless told otherwise.
@@ -111,7 +112,7 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s)}, 60.0)
+        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s, lends)}, 60.0)
         await links.start()
         stack.push_async_callback(links.aclose)
         dropped: list[DropReason] = []

@@ -397,6 +397,49 @@ def test_failed_extend_lets_rld_go_on() -> None:
     assert splice.feed(tokens(A, 4, 14)) == [said(4, 14)]
 
 
+def test_an_end_is_an_end_though_its_leg_says_so_later_or_never() -> None:
+    """An id that ends an answer ends it at once; what its leg brings behind it is dropped, and nobody goes on."""
+    splice = begun(TERMS, *PREFILLED)
+    actions = splice.feed(tokens(A, 1, 11, EOS, 12))
+    assert actions[0] == said(1, 11, EOS) and splice.log == [10, 11, EOS] and splice.discarded_tokens == 1
+    assert End("stop", True, align=True) in actions and splice.phase is Phase.DONE
+    assert splice.feed(tokens(A, 4, finish="stop")) == splice.feed(LegEnded(A)) == []
+    by_prefill = begun()
+    assert by_prefill.feed(tokens(P, 0, EOS))[0] == said(0, EOS) and by_prefill.phase is Phase.DONE
+
+
+def test_below_min_tokens_no_id_is_an_end() -> None:
+    """An id that may not end the answer yet is one like any other."""
+    splice = begun(replace(TERMS, min_tokens=3), *PREFILLED)
+    assert splice.feed(tokens(A, 1, EOS, 12)) == [said(1, EOS, 12)]
+    assert splice.feed(tokens(A, 3, EOS))[0] == said(3, EOS) and splice.phase is Phase.DONE
+
+
+def test_rld_s_own_limit_is_the_end_of_its_leg_only() -> None:
+    """RLD that ends short of what it was asked for is not started again; MD goes on, once the KV is there."""
+    splice = begun(TERMS, *EAGER)
+    assert splice.feed(tokens(A, 4, 14, finish="length")) == [said(4, 14), CloseLeg(A)]
+    assert splice.phase is Phase.WAIT
+    assert splice.feed(KvReady()) == [StartLeg(B, LegKind.FINAL, 5, 95, 0, True)]
+    assert splice.feed(LegUnplaced(B)) == [RetryLater(1)]
+    assert splice.feed(RetryDue()) == [StartLeg(C, LegKind.FINAL, 5, 95, 0, True)]
+    whole = begun(replace(TERMS, splittable=False), *EAGER)
+    assert End("length", False, align=True) in whole.feed(tokens(A, 4, 14, finish="length"))
+
+
+def test_without_relay_a_lost_main_of_a_plan_without_p_is_replaced_by_no_rld() -> None:
+    """Where the rules know no relay, no answer ever starts one, also none that began on MD alone."""
+    splice = begun(replace(TERMS, plan=PassThrough("md", "echo"), relay_allowed=False))
+    splice.feed(tokens(P, 0, 10))
+    for _ in range(2):
+        assert all(
+            action.kind is LegKind.FINAL
+            for action in splice.feed(LegFailed(LegId(splice._next_leg - 1)))
+            if isinstance(action, StartLeg)
+        )
+    assert splice.feed(LegUnplaced(LegId(splice._next_leg - 1))) == [RetryLater(3)]
+
+
 HANDOFFS = st.builds(
     HandoffRules,
     mode=st.sampled_from(["auto", "one_shot", "catch_up"]),
@@ -417,6 +460,8 @@ PLANS = st.sampled_from([DIRECT, RELAY, FUSED, LONE, SINGULAR, PassThrough("md",
     splittable=st.booleans(),
     rules=HANDOFFS,
     load=st.sampled_from([0.0, 1.0]),
+    relay_allowed=st.booleans(),
+    min_tokens=st.integers(0, 40),
 )
 def test_any_course_gives_the_unsplit_answer(
     data: st.DataObject,
@@ -427,14 +472,21 @@ def test_any_course_gives_the_unsplit_answer(
     splittable: bool,
     rules: HandoffRules,
     load: float,
+    relay_allowed: bool,
+    min_tokens: int,
 ) -> None:
     """Whatever the order of events and failures: the client's ids are those of one engine, each leg ends once.
 
-    And RLD is never stopped for an MD that has not answered.
+    And RLD is never stopped for an MD that has not answered. Engines say too much and too little, nothing of their
+    ends, or go on after them; closed legs still bring ids.
     """
+    min_tokens = min(min_tokens, limit)
     terms = replace(
         TERMS,
         plan=plan,
+        relay_allowed=relay_allowed or plan.relays_first,
+        min_tokens=min_tokens,
+        terminators=frozenset({EOS}),
         limit_tokens=limit,
         splittable=splittable or plan.fused,
         classic=not (splittable or plan.fused),
@@ -446,13 +498,15 @@ def test_any_course_gives_the_unsplit_answer(
     for _ in range(2000):
         if world.over or not world.step():
             break
-    expected = unsplit(limit, eos_at)
+    expected = unsplit(limit, eos_at, min_tokens)
     if world.end is None:
-        assert world.failed is not None and not terms.splittable
+        assert world.failed is not None and (not terms.splittable or world.was_refused)
         assert world.emitted == expected[: len(world.emitted)]
     else:
         assert world.emitted == expected == world.splice.log
         assert world.end.reason == ("stop" if expected[-1] == EOS else "length")
+    if not terms.relay_allowed:
+        assert all(start.kind is not LegKind.RELAY for start in world.started.values())
     assert not world.running
     assert sorted(world.ended_legs) == sorted(world.started)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.text.conversation import read_conversation, read_tools, without_developers
+from gateway.text.conversation import as_engines_take, read_conversation, read_tools, without_developers
 from gateway.text.shapes import SHAPES, call, result, role, says, text, user
 from gateway.text.template import ChatTemplate
 from tests.conformance_run.own_templates import OWN_TEMPLATES
@@ -121,6 +121,23 @@ def test_the_billing_line_is_dropped(mark: str, parts: bool) -> None:
         assert read["content"] == ([text("Be brief.")] if parts else "Be brief.")
     (read,) = read_conversation([user(line)], False)
     assert read["content"] == line
+
+
+ODD = [user(None), user(["a", "b"]), says("A", tool_calls=[{"function": {"name": "f", "arguments": {"a": 1}}}])]
+
+
+@pytest.mark.parametrize("messages", [ODD, *(body["messages"] for body in SHAPES.values())])
+@pytest.mark.parametrize("parts", [True, False])
+def test_engines_get_the_same_messages(messages: Any, parts: bool) -> None:
+    """What engines are asked about says what the client's messages say."""
+    spelled = read_conversation(as_engines_take(messages), parts)
+    plain = read_conversation(messages, parts)
+    for message in [*spelled, *plain]:
+        for made in message.get("tool_calls", ()):
+            made |= {"id": "", "type": ""}
+        if message["content"] in ("", [], [text("")]):
+            message["content"] = None
+    assert spelled == plain
 
 
 def test_only_known_fields_reach_a_template() -> None:
