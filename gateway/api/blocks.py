@@ -14,7 +14,7 @@ BlockKind = Literal["reasoning", "text", "call"]
 
 
 @dataclass(slots=True)
-class Block:
+class AnswerBlock:
     """One block. ``call_id`` and ``name`` are a call's; its text is the arguments' JSON."""
 
     index: int
@@ -34,7 +34,7 @@ class BlockEvent:
     """News of a block: it begins, grows by ``text``, or is complete."""
 
     what: Literal["begin", "grow", "end"]
-    block: Block
+    block: AnswerBlock
     text: str = ""
 
 
@@ -42,7 +42,7 @@ class BlockRow:
     """Puts what is added to an answer into blocks."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[AnswerBlock] = []
         self._is_open = False
 
     def add(self, parts: Addition | Parts) -> Iterator[BlockEvent]:
@@ -62,25 +62,25 @@ class BlockRow:
 
     def _grow(self, kind: BlockKind, text: str) -> Iterator[BlockEvent]:
         if not self._is_open or self.blocks[-1].kind != kind:
-            yield from self._begin(Block(len(self.blocks), kind))
+            yield from self._begin(AnswerBlock(len(self.blocks), kind))
         self.blocks[-1].pieces.append(text)
         yield BlockEvent("grow", self.blocks[-1], text)
 
     def _call(self, call: CallDelta) -> Iterator[BlockEvent]:
         if call.id is not None and call.name is not None:
-            yield from self._begin(Block(len(self.blocks), "call", call.id, call.name))
+            yield from self._begin(AnswerBlock(len(self.blocks), "call", call.id, call.name))
         if call.arguments:
             self.blocks[-1].pieces.append(call.arguments)
             yield BlockEvent("grow", self.blocks[-1], call.arguments)
 
-    def _begin(self, block: Block) -> Iterator[BlockEvent]:
+    def _begin(self, block: AnswerBlock) -> Iterator[BlockEvent]:
         yield from self.close()
         self.blocks.append(block)
         self._is_open = True
         yield BlockEvent("begin", block)
 
 
-def list_blocks(gathered: Gathered, ending: Ending) -> Sequence[Block]:
+def list_blocks(gathered: Gathered, ending: Ending) -> Sequence[AnswerBlock]:
     """Return the blocks of a whole answer."""
     row = BlockRow()
     parts: tuple[Addition | Parts, ...] = (*gathered.parts, ending.parts)

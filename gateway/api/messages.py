@@ -16,8 +16,6 @@ from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.conversation import BILLING_HEADER
 
-ChatMessage = dict[str, Any]
-
 AS_IN_CHAT = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "chat_template_kwargs")
 OWN = ("messages", "system", "stop_sequences", "tools", "tool_choice", "thinking", "output_config", "metadata")
 OF_ANTHROPICS_SERVERS = frozenset({"context_management", "service_tier", "inference_geo", "betas"})
@@ -68,7 +66,7 @@ def _of(value: Mapping[str, Any], name: str, kind: type[Any]) -> Any:
     return found
 
 
-def _read_system(system: Any) -> list[ChatMessage]:
+def _read_system(system: Any) -> list[dict[str, Any]]:
     if system is None:
         return []
     if isinstance(system, str):
@@ -87,7 +85,7 @@ def _text_of(block: Any, path: str) -> str:
     return str(block["text"])
 
 
-def _read_messages(messages: Any) -> Iterator[ChatMessage]:
+def _read_messages(messages: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise bad_field("messages", "messages must be a list that is not empty.", "invalid_value")
     for rank, message in enumerate(messages):
@@ -107,7 +105,7 @@ def _read_messages(messages: Any) -> Iterator[ChatMessage]:
             yield from _read_turn(content, f"{path}.content")
 
 
-def _read_turn(blocks: list[Any], path: str) -> Iterator[ChatMessage]:
+def _read_turn(blocks: list[Any], path: str) -> Iterator[dict[str, Any]]:
     """Yield the messages of a user's turn: the results of tools are messages of their own, before what is said."""
     said: list[dict[str, Any]] = []
     for rank, block in enumerate(blocks):
@@ -122,7 +120,7 @@ def _read_turn(blocks: list[Any], path: str) -> Iterator[ChatMessage]:
         yield {"role": "user", "content": said[0]["text"] if len(said) == 1 else said}
 
 
-def _read_result(block: Mapping[str, Any], path: str) -> ChatMessage:
+def _read_result(block: Mapping[str, Any], path: str) -> dict[str, Any]:
     content = block.get("content")
     if isinstance(content, list):
         texts = [_result_text(part, f"{path}.content[{rank}]") for rank, part in enumerate(content)]
@@ -138,7 +136,7 @@ def _result_text(part: Any, path: str) -> str:
     return _text_of(part, path)
 
 
-def _read_answer(blocks: list[Any], path: str) -> ChatMessage:
+def _read_answer(blocks: list[Any], path: str) -> dict[str, Any]:
     texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     thoughts: list[str] = []
@@ -155,7 +153,7 @@ def _read_answer(blocks: list[Any], path: str) -> ChatMessage:
             calls.append({"id": str(block.get("id", "")), "type": "function", "function": function})
         elif kind != "redacted_thinking":  # which nobody but Anthropic could read
             raise _unsupported(block, place)
-    message: ChatMessage = {"role": "assistant"}
+    message: dict[str, Any] = {"role": "assistant"}
     if texts:
         message["content"] = texts[0]["text"] if len(texts) == 1 else texts
     elif not calls:

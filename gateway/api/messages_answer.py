@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.blocks import Block, BlockEvent, BlockRow, list_blocks
+from gateway.api.blocks import AnswerBlock, BlockEvent, BlockRow, list_blocks
 from gateway.api.choices import Choice, Ending
 from gateway.api.prepare import PreparedRequest
-from gateway.api.respond import Made, unfinished
+from gateway.api.respond import MadeChoice, unfinished
 from gateway.errors import ErrorShape, GatewayError
 from gateway.http.body import JsonObject
 from gateway.relay.types import Finish, Tokens
@@ -68,7 +68,7 @@ def sign(text: str) -> str:
     return blake2b(text.encode(), digest_size=24).hexdigest()
 
 
-def spell_block(block: Block) -> dict[str, Any]:
+def spell_block(block: AnswerBlock) -> dict[str, Any]:
     """Return a complete block."""
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": sign(block.text)}
@@ -171,7 +171,7 @@ class MessagesShape:
         return MessageEvents(prepared, choices[0])
 
     def spell_whole(
-        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[Made], asked: JsonObject
+        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[MadeChoice], asked: JsonObject
     ) -> dict[str, Any]:
         """See ``AnswerShape``."""
         gathered, ending = made[0]

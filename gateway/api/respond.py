@@ -26,7 +26,7 @@ from gateway.http.body import JsonObject
 from gateway.http.client import Client, EventStream
 from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
 
-Made = tuple[Gathered, Ending]
+MadeChoice = tuple[Gathered, Ending]
 """All of one choice."""
 
 DONE = b"data: [DONE]\n\n"
@@ -87,7 +87,7 @@ class AnswerShape(Protocol):
         ...
 
     def spell_whole(
-        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[Made], asked: JsonObject
+        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[MadeChoice], asked: JsonObject
     ) -> Any:
         """Return a whole answer as something that msgspec writes as JSON."""
         ...
@@ -166,7 +166,7 @@ class OpenAiShape:
         return StreamWriter(prepared, self.form, choices)
 
     def spell_whole(
-        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[Made], asked: JsonObject
+        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[MadeChoice], asked: JsonObject
     ) -> AnswerBody:
         """See ``AnswerShape``."""
         form = self.form

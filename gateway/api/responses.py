@@ -10,8 +10,6 @@ from gateway.api.prepare import Caller, PreparedRequest, rename
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 
-ChatMessage = dict[str, Any]
-
 AS_IN_CHAT = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "prompt_cache_key", "user", "metadata")
 OWN = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "reasoning", "text")
 PASSED_OVER = frozenset(
@@ -59,7 +57,7 @@ def translate_response(value: JsonObject) -> JsonObject:
     return chat | _read_format(value.get("text"))
 
 
-def _read_instructions(instructions: Any) -> list[ChatMessage]:
+def _read_instructions(instructions: Any) -> list[dict[str, Any]]:
     if instructions is None:
         return []
     if not isinstance(instructions, str):
@@ -67,13 +65,13 @@ def _read_instructions(instructions: Any) -> list[ChatMessage]:
     return [{"role": "system", "content": instructions}]
 
 
-def read_input(given: Any) -> list[ChatMessage]:
+def read_input(given: Any) -> list[dict[str, Any]]:
     """Return the messages that items stand for: an answer's thoughts, text and calls are one. Raises GatewayError."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise bad_field("input", "input must be text or a list of items that is not empty.", "invalid_value")
-    messages: list[ChatMessage] = []
+    messages: list[dict[str, Any]] = []
     for rank, item in enumerate(given):
         path = f"input[{rank}]"
         if not isinstance(item, dict):
@@ -86,7 +84,7 @@ def read_input(given: Any) -> list[ChatMessage]:
     return messages
 
 
-def _join(earlier: ChatMessage, later: ChatMessage) -> None:
+def _join(earlier: dict[str, Any], later: dict[str, Any]) -> None:
     """Add what an answer goes on with."""
     for name in ("reasoning", "content", "tool_calls"):
         if name in later:
@@ -94,7 +92,7 @@ def _join(earlier: ChatMessage, later: ChatMessage) -> None:
             earlier[name] = parts[0] if len(parts) == 1 else parts[0] + parts[1] if parts else later[name]
 
 
-def _read_item(item: Mapping[str, Any], path: str) -> ChatMessage:
+def _read_item(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = item.get("type", "message" if "role" in item else None)
     if kind == "message":
         return _read_message(item, path)
@@ -110,7 +108,7 @@ def _read_item(item: Mapping[str, Any], path: str) -> ChatMessage:
     raise bad_field(f"{path}.type", f"Items of type {str(kind)[:40]!r} are not supported here.", "unsupported_content")
 
 
-def _read_message(item: Mapping[str, Any], path: str) -> ChatMessage:
+def _read_message(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise bad_field(f"{path}.role", "A message's role is user, assistant, system or developer.", "invalid_value")

@@ -5,16 +5,16 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.blocks import Block, BlockEvent, BlockRow, list_blocks
+from gateway.api.blocks import AnswerBlock, BlockEvent, BlockRow, list_blocks
 from gateway.api.choices import Choice, Ending
 from gateway.api.prepare import PreparedRequest
-from gateway.api.respond import Made, unfinished
+from gateway.api.respond import MadeChoice, unfinished
 from gateway.api.responses import pack_thoughts, wants_thoughts
 from gateway.errors import OPENAI_ERRORS, GatewayError
 from gateway.http.body import JsonObject
 from gateway.relay.types import Finish, Tokens
 
-Event = tuple[str, dict[str, Any]]
+ResponseEvent = tuple[str, dict[str, Any]]
 """Kind and fields."""
 
 REPEATED: dict[str, Any] = {
@@ -51,11 +51,11 @@ class ResponseSpeller:
         self._packs_thoughts = wants_thoughts(asked)
         self._key = prepared.id.rpartition("_")[2]
 
-    def id_of(self, block: Block) -> str:
+    def id_of(self, block: AnswerBlock) -> str:
         """The name of a block's item."""
         return f"{PREFIXES[block.kind]}_{self._key}{block.index:02d}"
 
-    def spell_item(self, block: Block, status: str) -> dict[str, Any]:
+    def spell_item(self, block: AnswerBlock, status: str) -> dict[str, Any]:
         """Return an item: empty where it has just begun, else with all that it has."""
         begun = status == "in_progress"
         named = {"id": self.id_of(block), "status": status}
@@ -69,7 +69,11 @@ class ResponseSpeller:
         return {**named, "type": "reasoning", "summary": [], "content": content, "encrypted_content": packed}
 
     def spell_response(
-        self, blocks: Sequence[Block], ending: Ending | None, choice: Choice | None, error: GatewayError | None = None
+        self,
+        blocks: Sequence[AnswerBlock],
+        ending: Ending | None,
+        choice: Choice | None,
+        error: GatewayError | None = None,
     ) -> dict[str, Any]:
         """Return the response: as it begins, complete, cut, or failed."""
         prepared = self._prepared
@@ -109,7 +113,7 @@ def count_usage(prepared: PreparedRequest, choice: Choice) -> dict[str, Any]:
     }
 
 
-def spell_part(block: Block, *, empty: bool = False) -> dict[str, Any]:
+def spell_part(block: AnswerBlock, *, empty: bool = False) -> dict[str, Any]:
     """Return a message's or thoughts' only part."""
     text = "" if empty else block.text
     extra: dict[str, Any] = {"annotations": [], "logprobs": []} if block.kind == "text" else {}
@@ -153,13 +157,13 @@ class ResponseEvents:
         response = self._speller.spell_response(self._row.blocks, None, None, error)
         return self._spell([*self._open(), ("error", told), ("response.failed", {"response": response})])
 
-    def _open(self) -> list[Event]:
+    def _open(self) -> list[ResponseEvent]:
         if self._number:
             return []
         response = self._speller.spell_response([], None, None)
         return [("response.created", {"response": response}), ("response.in_progress", {"response": response})]
 
-    def _tell(self, news: BlockEvent) -> Iterator[Event]:
+    def _tell(self, news: BlockEvent) -> Iterator[ResponseEvent]:
         """Yield the events of some news of a block."""
         block = news.block
         where = {"item_id": self._speller.id_of(block), "output_index": block.index}
@@ -181,7 +185,7 @@ class ResponseEvents:
             item = self._speller.spell_item(block, "completed")
             yield "response.output_item.done", {"output_index": block.index, "item": item}
 
-    def _spell(self, events: Sequence[Event]) -> bytes:
+    def _spell(self, events: Sequence[ResponseEvent]) -> bytes:
         spelled = []
         for kind, fields in events:
             data = msgspec.json.encode({"type": kind, "sequence_number": self._number, **fields})
@@ -200,7 +204,7 @@ class ResponsesShape:
         return ResponseEvents(prepared, choices[0], asked)
 
     def spell_whole(
-        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[Made], asked: JsonObject
+        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[MadeChoice], asked: JsonObject
     ) -> dict[str, Any]:
         """See ``AnswerShape``."""
         gathered, ending = made[0]

@@ -10,7 +10,8 @@ from starlette.datastructures import Headers
 from starlette.types import Message
 
 from gateway.api.prepare import Caller
-from gateway.config.paths import GENERATION_PATHS, PASSED_PATHS
+from gateway.auth.secrets import Salts
+from gateway.config.paths import PASSED_PATHS
 from gateway.errors import GatewayError
 from gateway.http.client import Client
 from policies.rules import parse_rules
@@ -201,18 +202,32 @@ async def test_a_pinned_tenant_stays_in_its_regions(rig: Rig) -> None:
     assert (await rig.ask(CHAT)).status_code == 200
 
 
-async def test_own_models_are_never_passed_on_to_generate(rig: Rig) -> None:
-    """The gateway makes their answers itself, with the tenant's salt; what is passed on tells nobody a salt."""
+async def test_engines_get_the_adapters_salt_or_nothing(rig: Rig) -> None:
+    """An adapter's prompts are salted without tenants, too; where that cannot be said the engine is not asked."""
+    client, passing = Client(receive, send, 10.0), rig.gateway.passing
+    salts = Salts(None, frozenset({"tiny"}))
+    caller, value = Caller("t", salts=salts), {"model": "tiny", "input": "x"}
+    async with client:
+        await passing.pass_object("/v1/responses", value, Headers(), caller, client)
+        with pytest.raises(GatewayError, match="adapters' caches are kept apart"):
+            await passing.pass_object("/v1/messages", value, Headers(), caller, client)
+    assert [json.loads(body).get("cache_salt") for body in rig.md.passed] == [salts.of_model(None, "tiny")]
+
+
+async def test_engines_get_the_tenants_salt_or_nothing(rig: Rig) -> None:
+    """Where an engine would cache a prompt the tenant's salt goes with it; without a way to say it, it is not asked."""
     client, passing = Client(receive, send, 10.0), rig.gateway.passing
     caller, value = Caller("t", cache_salt="salt-of-t"), {"model": "tiny", "input": "x"}
     async with client:
-        for path in GENERATION_PATHS:
-            with pytest.raises(GatewayError, match="is not served at"):
-                await passing.pass_object(path, value, Headers(), caller, client)
+        await passing.pass_object("/v1/responses", value, Headers(), caller, client)
         await passing.pass_object("/tokenize", value, Headers(), caller, client)
+        with pytest.raises(GatewayError, match="caches are kept apart"):
+            await passing.pass_object("/v1/messages", value, Headers(), caller, client)
+        await passing.pass_object("/v1/messages", value, Headers(), Caller("t"), client)
+    assert [json.loads(body).get("cache_salt") for body in rig.md.passed] == ["salt-of-t", None, None]
+    async with client:
         await passing.pass_object("/v1/responses", value | {"model": "guest"}, Headers(), caller, client)
-    assert len(rig.md.passed) == 1
-    assert b"salt-of-t" not in rig.md.passed[0] + rig.upstreams[0].asked[0].body
+    assert b"salt-of-t" not in rig.upstreams[0].asked[0].body
 
 
 async def receive() -> Message:
