@@ -16,6 +16,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "audit": ("gateway.cli.audit", "show who changed rules, engines, tenants and keys, and when"),
     "usage": ("gateway.cli.usage", "show what tenants have used"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
+    "simulate": ("gateway.cli.simulate", "tell what a fleet would do with some traffic, in one region or two"),
+    "plan": ("gateway.cli.plan", "find the fleet for some traffic, and tell whether a second region pays"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
     "bridge": ("backends.kv.bridge.command", "run the KV bridge of a receiving region"),
     "engine": ("backends.engines.reference.command", "run the reference engine"),
