@@ -9,7 +9,8 @@ COVERAGE := --cov=policies --cov=gateway.relay.splice --cov=backends.transport.s
 QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
-.PHONY: install demo test quick check fast slow e2e e2e-pipelines e2e-nixl bench trace conformance clean
+.PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-families e2e-gpu e2e-on-gpu \
+	e2e-nixl bench trace conformance chaos soak clean
 
 install: .venv/.installed
 
@@ -45,10 +46,24 @@ fast: install
 	$(BIN)/pytest $(FAST) $(COVERAGE) $(COVERED)
 	$(BIN)/pytest $(FAST) $(COVERED:%=--ignore=%)
 
+# The operator's page in a headless Chromium (Debian's `chromium`, or the one that CHROMIUM names).
+ui-test: install
+	$(BIN)/pytest tests/ui
+
+# Pictures of every view, to be looked at; they are written to SCREENS.
+SCREENS ?= screens
+screens: install
+	mkdir -p $(SCREENS)
+	SCREENS=$(SCREENS) $(BIN)/pytest tests/ui
+
 # The tests of whole regions mind how long things take, so that they have the machine to themselves.
 slow: install
-	$(BIN)/pytest $(SLOW) -n 2 --dist loadfile --ignore=tests/integration
-	$(BIN)/pytest $(SLOW) tests/integration
+	$(BIN)/pytest $(SLOW) -n 2 --dist loadfile --ignore=tests/integration --ignore=tests/ui
+	$(BIN)/pytest $(SLOW) tests/integration tests/ui
+
+# One side's KV is wrong, in each of five ways, over the demo's processes; KV_JSON=FILE writes the figures.
+kv-faults: install
+	$(BIN)/python -m tests.integration.kv_faults
 
 # vLLM and LMCache in an environment of their own (some 3.5 GB); E2E_JSON=FILE writes the figures.
 # Twice the time that it takes on two idle cores: others may be at work.
@@ -59,12 +74,27 @@ e2e: install .venv-e2e/.installed
 e2e-pipelines: install .venv-e2e/.installed
 	timeout --kill-after=10 600 $(BIN)/pytest -m "e2e and not nixl" --session-timeout=540 tests/e2e/test_relay.py
 
+# Models whose KV is laid out in ways of their own: MLA, sliding windows, an adapter, data-parallel and tensor-parallel ranks.
+e2e-families: install .venv-e2e/.installed
+	timeout --kill-after=10 1200 $(BIN)/pytest -m "e2e and families" --session-timeout=1140 tests/e2e
+
+# Three instances on one NVIDIA GPU: each pipeline once, exact, and the figures.
+e2e-gpu: install
+	@if nvidia-smi -L 2>/dev/null | grep -q ^GPU; then $(MAKE) e2e-on-gpu; else echo "NOT RUN: e2e-gpu needs an NVIDIA GPU"; fi
+
+e2e-on-gpu: .venv-e2e-gpu/.installed
+	E2E_GPU=1 E2E_VENV=.venv-e2e-gpu timeout --kill-after=10 600 $(BIN)/pytest -m e2e --session-timeout=540 tests/e2e/test_relay.py
+
 # The same engines with NIXL's connector; three of them keep two cores busy even when idle.
 e2e-nixl: install .venv-e2e/.installed
 	timeout --kill-after=10 600 $(BIN)/pytest -m "e2e and nixl" --session-timeout=540 tests/e2e
 
 .venv-e2e/.installed: tests/e2e/setup.py
 	$(BIN)/python -m tests.e2e.setup .venv-e2e
+	touch $@
+
+.venv-e2e-gpu/.installed: tests/e2e/setup.py
+	$(BIN)/python -m tests.e2e.setup .venv-e2e-gpu gpu
 	touch $@
 
 bench: install
@@ -79,5 +109,13 @@ conformance: install
 trace: install
 	$(BIN)/python -m tests.bench.trace
 
+# A bad day: everything is killed and one tenant is hostile; CHAOS_JSON=FILE writes the figures, CHAOS_S sets the length.
+chaos: install
+	timeout --kill-after=10 900 $(BIN)/python -m tests.chaos
+
+# Mixed load for ten minutes (SOAK_S), after which nothing may have grown; SOAK_JSON=FILE writes the figures.
+soak: install
+	$(BIN)/python -m tests.chaos.soak
+
 clean:
-	rm -rf .venv .venv-e2e .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis
+	rm -rf .venv .venv-e2e .venv-e2e-gpu .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis

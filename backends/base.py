@@ -3,8 +3,8 @@
 Every implementation of ``Engine`` must pass ``tests/conformance/engine_suite.py``.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 from backends.types import (
     Capabilities,
@@ -49,6 +49,26 @@ class Engine(Protocol):
     async def aclose(self) -> None:
         """Close pooled connections; running legs must have ended."""
         ...
+
+
+@runtime_checkable
+class ChatReader(Protocol):
+    """What some engines can beside: tell which prompt their own renderer makes of a chat."""
+
+    async def read_chat(self, model: str, chat: Mapping[str, Any]) -> list[int]:
+        """Return the prompt's ids. ``chat``: the fields of OpenAI's chat request that make the prompt.
+
+        Raises EngineRejected, also where the engine cannot tell (status 404); EngineUnavailable or EngineBroken.
+        """
+        ...
+
+
+def find_chat_reader(engine: Engine) -> ChatReader | None:
+    """Return who reads chats for an engine, within whatever is around it."""
+    inner = getattr(engine, "wrapped", None)
+    if inner is not None:
+        return find_chat_reader(inner)
+    return engine if isinstance(engine, ChatReader) else None
 
 
 class KvPath(Protocol):

@@ -5,7 +5,7 @@ Units are in the names. Token ids are plain ints. Nothing here does I/O.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -82,7 +82,10 @@ class LegUsage:
 
 @dataclass(frozen=True, slots=True)
 class LegChunk:
-    """One streamed piece of a leg: zero or more token ids, and what came with them."""
+    """One streamed piece of a leg: zero or more token ids, and what came with them.
+
+    The id that ends an answer and its ``finish_reason`` may come in two pieces, or the reason not at all.
+    """
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] | None = None
@@ -140,6 +143,29 @@ class PathTraits:
     lends: bool = False
 
 
+HeadLayout = Literal["packed", "split"]
+"""How a chunk holds heads: each one's keys and values side by side, or all keys before all values."""
+ShapeCount = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
+
+
+class KvShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """KV of a model of which all layers are alike, as a store's chunks have it (``backends.kv.bridge.reshard``).
+
+    ``heads``: KV heads over all ranks; ``head_bytes``: keys of one of them, for one layer and token. ``latent``: MLA,
+    which no rank has a part of; ``heads`` is 1 then, and ``head_bytes`` the whole vector.
+    """
+
+    layout: Literal["packed", "split", "latent"]
+    layers: ShapeCount
+    heads: ShapeCount
+    head_bytes: ShapeCount
+
+    @property
+    def token_bytes(self) -> int:
+        """What one token adds, over all ranks, each head once."""
+        return self.layers * self.heads * self.head_bytes * (1 if self.layout == "latent" else 2)
+
+
 TransferPriority = Literal["waiting", "relay", "later"]
 """Who waits for KV: a client, for whom nobody writes meanwhile; an RLD, which writes meanwhile; nobody."""
 
@@ -161,7 +187,9 @@ class TransferRequest:
 
     ``dialect`` names how the store spells chunk keys (``backends.kv.bridge.keys``); ``model`` is the store's name of
     the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
-    paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``.
+    paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``. ``kv_shape``: how
+    the KV is cut among tensor-parallel ranks, None where that is not known; the path knows whether heads are packed.
+    ``kv_groups``: groups of layers that a store may keep apart, by how many of the last tokens each needs, None: all.
     """
 
     transfer_id: str
@@ -178,6 +206,8 @@ class TransferRequest:
     prefill_rank: int | None = None
     main_rank: int | None = None
     priority: TransferPriority = "waiting"
+    kv_shape: KvShape | None = None
+    kv_groups: tuple[int | None, ...] = (None,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +227,8 @@ class TransferProgress:
     """False: the first chunk is in neither store yet, as far as the path knows. A path that cannot tell says True."""
     chunk_bytes: int = 0
     """Size of a chunk in the sending store, of one rank; 0: not seen, or the path cannot tell."""
+    chunks_seen: int | None = None
+    """Chunks, from the first on, that either store was seen to hold; None: the path cannot tell."""
 
 
 class LinkState(msgspec.Struct, frozen=True):

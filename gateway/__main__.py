@@ -15,6 +15,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("gateway.cli.key", "create, revoke and list the API keys of tenants"),
     "audit": ("gateway.cli.audit", "show who changed rules, engines, tenants and keys, and when"),
     "usage": ("gateway.cli.usage", "show what tenants have used"),
+    "probe": ("gateway.cli.probe", "show what engines store, and whether KV can cross each link"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
     "simulate": ("gateway.cli.simulate", "tell what a fleet would do with some traffic, in one region or two"),
     "plan": ("gateway.cli.plan", "find the fleet for some traffic, and tell whether a second region pays"),

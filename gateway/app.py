@@ -3,12 +3,14 @@
 import logging
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from importlib.metadata import version
 from types import TracebackType
 from typing import Self
 
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from backends.engines.external import Provider
@@ -21,16 +23,21 @@ from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
 from gateway.config.settings import Settings, find_redis
 from gateway.fleet.build import build_cache_spec, load_models, model_facts
-from gateway.fleet.canaries import CanaryPath, CanaryWatch, NoWay
+from gateway.fleet.canaries import CanaryWatch, NoWay
+from gateway.fleet.canary import CanaryPath
 from gateway.fleet.discovery import PodWatch
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
+from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
 from gateway.operator.explain import Explainer
+from gateway.operator.routes import Operator, operator_routes
+from gateway.operator.view import OperatorView
 from gateway.passthrough.build import build_overflow, build_passing
 from gateway.passthrough.endpoint import pass_routes
 from gateway.passthrough.upstreams import UpstreamWatch
@@ -38,6 +45,8 @@ from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
+from gateway.tasks import TaskSet, run_every
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy, open_index
@@ -46,6 +55,7 @@ from policies.rules import RelayRules
 log = logging.getLogger(__name__)
 
 PRIVATE_REDIS_BYTES = 512 << 20
+PAGE_TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
@@ -91,26 +101,33 @@ class Gateway:
         self._settings = settings
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
+        self._tasks = TaskSet()
         self.metrics = Metrics()
+        self.loop_watch = LoopWatch(self.metrics.registry)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self.timelines = Timelines(time.monotonic)
         self.index = MeteredIndex(index, self.metrics.registry)
-        self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known)
+        self.trust, self.sizes = KvTrust(time.monotonic, self.metrics), KvSizes()
+        self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known, self._on_link)
         self.pools, self.links = self.topology.pools, self.topology.links
-        self.trust = KvTrust(time.monotonic, self.metrics)
+        for name, model in self.served.items():
+            model.context.follow(partial(self.pools.context_lengths, name))
+        readers = {model.name: model.reader for model in settings.models}
+        self.readings = Readings(self.served, readers, self.pools)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
-            self._find_crossing,
-            lambda: max(self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens),
+            self.find_crossing,
+            lambda: self.canary_tokens,
             settings.canary_interval_s,
             self.metrics,
             self.trust,
+            self.sizes,
         )
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
@@ -131,6 +148,7 @@ class Gateway:
             metrics=self.metrics,
             rng=random.Random(),
             note_use=self.tenancy.usage.note,
+            sizes=self.sizes,
         )
         self.explainer = Explainer(self.served, self.tenancy, self.service)
         self.passing = build_passing(
@@ -139,11 +157,18 @@ class Gateway:
         self.status = self._make_status(redis)
         self.admin_access = find_admin_access(settings)
         self.overflow = build_overflow(settings, self.pools, self.timelines, self.metrics, provider)
-        self.app: ASGIApp = self._build_app()
-        self.admin_app: ASGIApp = build_admin_app(self.status.pages, self.admin_access.own)
+        self.view = OperatorView(
+            self.status, self.service, redis.client("page", PAGE_TIMEOUT_S), version("pdd-gateway")
+        )
+        operator = self._make_operator()
+        self.app: ASGIApp = self._build_app(operator_routes(operator, self.admin_access.beside_api))
+        own = self.admin_access.own
+        self.admin_app: ASGIApp = build_admin_app(self.status.pages, own, operator_routes(operator, own))
 
     async def __aenter__(self) -> Self:
         stack = self._stack
+        self.loop_watch.start()
+        stack.callback(self.loop_watch.close)
         await self._start_index()
         await self.ledger.start()
         stack.push_async_callback(self.ledger.aclose)
@@ -151,15 +176,21 @@ class Gateway:
         stack.push_async_callback(self.tenancy.aclose)
         await self.live.start()
         stack.push_async_callback(self.live.aclose)
+        if self._settings.canary_interval_s:
+            self.canaries.hold_new(self._settings.canary_hold_s)
         await self._watch_fleet()
         stack.push_async_callback(self.aligner.aclose)
         if self._settings.canary_interval_s:
             await self.canaries.start()
             stack.push_async_callback(self.canaries.aclose)
+        await self.readings.start()
+        stack.push_async_callback(self.readings.aclose)
         upstreams = UpstreamWatch(self.passing.servers.upstreams, self._settings.health_interval_s)
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
         stack.push_async_callback(self.passing.servers.aclose)
+        self._tasks.start("page", run_every(1.0, self.view.sample))
+        stack.push_async_callback(self._tasks.aclose)
         for line in self.status.find_missing():
             log.warning("not ready: %s", line)
         return self
@@ -200,10 +231,13 @@ class Gateway:
 
     def _make_status(self, redis: SharedRedis) -> Status:
         return Status(
-            served=list(self.served),
+            served=self.served,
+            readings=self.readings,
             pools=self.pools,
             links=self.links,
             trust=self.trust,
+            sizes=self.sizes,
+            canaries=self.canaries,
             aligner=self.aligner,
             passing=self.passing,
             redis=redis,
@@ -211,11 +245,23 @@ class Gateway:
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,
+            loop_watch=self.loop_watch,
             timelines=self.timelines,
             metrics=self.metrics,
         )
 
-    def _build_app(self) -> ASGIApp:
+    def _make_operator(self) -> Operator:
+        return Operator(
+            settings=self._settings,
+            view=self.view,
+            router=self.service,
+            timelines=self.timelines,
+            explainer=self.explainer,
+            store=self.live.store,
+            is_draining=lambda: self.status.is_draining,
+        )
+
+    def _build_app(self, pages: Sequence[Route]) -> ASGIApp:
         limits = RequestLimits(
             body_bytes=self._settings.limits.max_body_bytes,
             body_timeout_s=self._settings.limits.body_timeout_s,
@@ -232,8 +278,10 @@ class Gateway:
             limits=limits,
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
+            note_unread=self.metrics.count_unread,
+            readings=self.readings,
         )
-        return build_app(state, pass_routes(self.passing, self.tenancy.access, limits))
+        return build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
 
     def _count_processes(self) -> int:
         return self.ledger.peers + 1
@@ -249,16 +297,37 @@ class Gateway:
         """An engine process has told what it is: follow its cache."""
         self.index.add_instance(build_cache_spec(instance, settings))
         self.canaries.notice(instance)
+        self.readings.notice(instance)
         self.trust.note_restart(instance.spec.region, instance.spec.model)
 
-    def _find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
+    def find_crossing(self, model: str, prefill: Instance, decode: Instance) -> CanaryPath | None:
+        """The way of KV between a P and a decode instance; None: they stand in one region. Raises NoWay."""
         if prefill.spec.region == decode.spec.region:
             return None
         link = self.links.get(prefill.spec.region, decode.spec.region)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
-        kv_name = self.service.models[model].kv_name
-        return CanaryPath(link, kv_name, self._canary_rules.kv_first_chunk_s)
+        facts, salts = self.service.models[model], self.tenancy.access.salts
+        is_salted = salts.of_model(salts.of("any"), model) is not None
+        return CanaryPath(
+            link,
+            facts.kv_name,
+            self._canary_rules.kv_first_chunk_s,
+            facts.kv_bytes_per_token,
+            is_salted,
+            facts.kv_shape,
+            facts.kv_groups,
+        )
+
+    def _on_link(self, source: str, dest: str) -> None:
+        """Another link joins two regions."""
+        self.trust.forget((source, dest))
+        self.canaries.recheck((source, dest))
+
+    @property
+    def canary_tokens(self) -> int:
+        """What canaries must be longer than for their KV to move and to be used."""
+        return max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens)
 
     @property
     def _canary_rules(self) -> RelayRules:

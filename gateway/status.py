@@ -1,6 +1,6 @@
 """What one gateway process shows of itself: whether it is ready, its metrics, requests and rules."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,28 +9,36 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from gateway.api.admin import Pages
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
+from gateway.fleet.canaries import CanaryWatch
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
+from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY
 from gateway.passthrough.endpoint import PassthroughService
 from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
+from gateway.text.model import ServedModel
 from policies.types import Role
 
 
 @dataclass(slots=True)
 class Status:
-    """``served``: names of the models. ``is_draining``: no more requests are wanted."""
+    """``served``: the models by name. ``is_draining``: no more requests are wanted."""
 
-    served: Collection[str]
+    served: Mapping[str, ServedModel]
+    readings: Readings
     pools: Pools
     links: Links
     trust: KvTrust
+    sizes: KvSizes
+    canaries: CanaryWatch
     aligner: Aligner
     passing: PassthroughService
     redis: SharedRedis
@@ -38,6 +46,7 @@ class Status:
     live: LiveDocuments
     rulebook: RuleBook
     tenancy: Tenancy
+    loop_watch: LoopWatch
     timelines: Timelines
     metrics: Metrics
     is_draining: bool = False
@@ -65,7 +74,10 @@ class Status:
 
     def find_degraded(self) -> list[str]:
         """What is not as it should be though requests can be served."""
-        return self.trust.list_lost(self.links.views().keys())
+        unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
+        lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
+        lines += self.readings.list_differing() + self.canaries.list_odd() + self.sizes.list_odd(self.served)
+        return lines + self.trust.list_lost(self.links.views().keys())
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -90,6 +102,12 @@ class Status:
             )
             for one in self.pools.instances
         }
+        self.metrics.reads_otherwise.values = {
+            (model, id_, shape): (1.0,)
+            for model in self.served
+            for id_, shapes in self.readings.differing(model).items()
+            for shape in shapes
+        }
         self.trust.show_metrics(self.links.views().keys(), self.served)
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
@@ -101,6 +119,7 @@ class Status:
             self.metrics.shared.documents_age.set(self.live.contact_age_s)
         self.metrics.kv.aligning.set(self.aligner.running)
         self.tenancy.show_metrics()
+        self.loop_watch.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
 
 

@@ -9,7 +9,7 @@ from policies.plans import Decision, Plan
 
 
 def explain_plan(plan: Plan) -> dict[str, Any]:
-    """Say which instances a plan uses: ``kind``, ``prefill``, ``relay``, ``main``, ``link`` and ``classic``."""
+    """Say which instances a plan uses, and how: its fields, but for the reason."""
     return {
         "kind": plan.kind,
         "prefill": plan.prefill,
@@ -17,6 +17,8 @@ def explain_plan(plan: Plan) -> dict[str, Any]:
         "main": plan.main,
         "link": None if plan.link is None else list(plan.link),
         "classic": plan.classic,
+        "fused": plan.fused,
+        "lends": plan.lends,
     }
 
 
@@ -66,6 +68,7 @@ REASONS: Mapping[str, str] = {
     # relay
     "wan_slow": "The KV that MD lacks takes longer than `direct_wan_bound_s`.",
     "relay_only": "`pipelines` has no `direct`.",
+    "fused": "A relay in which P itself writes on in RLD's place, as `relay.fused` lets it.",
     "singular_misaligned": "It would be singular, but MD's caches have fallen behind P's (`alignment`).",
     "singular_budget_spent": "It would be singular, but `singular.budget` is used up.",
     "main_down": "No MD is up: RLD writes until one is.",
@@ -77,6 +80,7 @@ REASONS: Mapping[str, str] = {
     "prefix_cache_ineffective": "The model's engines reuse no prefix, so no KV can be handed over.",
     "no_prefill": "No P is up: MD computes the prompt.",
     "no_link": "No P that is up has a link to an MD: MD computes the prompt.",
+    "first_canary": "A P or an MD is new, and its first canary is not back: MD answers alone until then.",
     "kv_unread": "MD's side does not use the KV that crosses (`pdd_link_trusted`): MD computes the prompt.",
     # one engine makes the whole answer
     "structured_output": "A grammar's position would be lost at the joint.",

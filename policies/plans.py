@@ -22,6 +22,8 @@ class Plan:
     """What all plans have. ``prefill``, ``relay`` and ``main`` name instances; None: nobody has that role.
 
     ``link``: source and receiving region of the KV; None: no link is crossed. ``classic``: P's token is thrown away.
+    ``fused``: P goes on after its first token, in RLD's place; an RLD, if one is named, stands by. ``lends``: RLD reads
+    the KV out of P's memory, and makes all tokens from the prompt on, so P's is thrown away, too.
     """
 
     kind: ClassVar[str]
@@ -31,6 +33,8 @@ class Plan:
     reason: str
     link: tuple[str, str] | None = None
     classic: bool = False
+    fused: bool = False
+    lends: bool = False
 
     @property
     def roles(self) -> Mapping[Role, str]:
@@ -48,9 +52,14 @@ class Plan:
         return self.prefill is not None
 
     @property
+    def writer(self) -> str | None:
+        """Who makes the tokens after the first while the KV crosses; None: nobody does."""
+        return self.prefill if self.fused else self.relay
+
+    @property
     def relays_first(self) -> bool:
-        """RLD goes on where P ends."""
-        return self.relay is not None
+        """Somebody writes between P's first token and MD's."""
+        return self.writer is not None
 
     @property
     def ends_on_relay(self) -> bool:
@@ -75,6 +84,8 @@ class Direct(Plan):
     prefill: str
     relay: None = field(default=None, init=False)
     main: str
+    fused: bool = field(default=False, init=False)
+    lends: bool = field(default=False, init=False)
 
     def kv_patience_s(self, estimate: Estimate | None, rules: Rules) -> float:
         """Nobody writes while MD waits, so it is as short as the estimate allows."""
@@ -84,11 +95,10 @@ class Direct(Plan):
 
 @dataclass(frozen=True, slots=True)
 class Relay(Plan):
-    """P, then RLD while the KV crosses ``link``, then MD."""
+    """P, then RLD while the KV crosses ``link``, then MD; ``fused``: P goes on itself, and there may be no RLD."""
 
     kind = "relay"
     prefill: str
-    relay: str
     main: str
     classic: bool = field(default=False, init=False)
 
@@ -103,6 +113,7 @@ class Singular(Plan):
     main: None = field(default=None, init=False)
     link: None = field(default=None, init=False)
     classic: bool = field(default=False, init=False)
+    fused: bool = field(default=False, init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,8 @@ class PassThrough(Plan):
     main: str
     link: None = field(default=None, init=False)
     classic: bool = field(default=False, init=False)
+    fused: bool = field(default=False, init=False)
+    lends: bool = field(default=False, init=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ tenant is pinned to regions without any MD, an RLD there takes MD's place.
 from collections.abc import Sequence
 
 from policies.eligibility import OWN_ANSWER
+from policies.fused import may_fuse
 from policies.placement import (
     Case,
     Site,
@@ -67,15 +68,20 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     reason = _direct_reason(estimate, rules)
     if reason is not None:
         return direct(reason)
+    fused = may_fuse(prefill, link, rules)
     relays = find_relays(case, prefill)
     if not relays:
+        if fused:
+            return case.decide(Relay(prefill.id, None, main.id, "fused", route, fused=True), estimate)
         return direct(_relay_shortage(case))
     relay = case.choose(Role.RLD, relays, rules.placement.relay)
     refused = _refuse_singular(case, estimate, prefill, relay, main, link)
     if refused is None:
-        return case.decide(Singular(prefill.id, relay.id, "singular"), estimate)
-    reason = "wan_slow" if "direct" in rules.pipelines else "relay_only"
-    return case.decide(Relay(prefill.id, relay.id, main.id, LOUD_REFUSALS.get(refused, reason), route), estimate)
+        return case.decide(Singular(prefill.id, relay.id, "singular", lends=link.lends), estimate)
+    slow = "wan_slow" if "direct" in rules.pipelines else "relay_only"
+    reason = LOUD_REFUSALS.get(refused, "fused" if fused else slow)
+    lends = link.lends and not fused
+    return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, fused=fused, lends=lends), estimate)
 
 
 def _direct_reason(estimate: Estimate, rules: Rules) -> str | None:
@@ -147,7 +153,14 @@ def decide_unfed(case: Case) -> Decision:
         raise nobody_for(case, Role.MD)
     if not case.pools[Role.P]:
         return pass_through(case, "no_prefill")
-    return pass_through(case, "no_link" if all(link.trusted for link in case.snapshot.links.values()) else "kv_unread")
+    return pass_through(case, _why_unfed(case))
+
+
+def _why_unfed(case: Case) -> str:
+    if not all(link.trusted for link in case.snapshot.links.values()):
+        return "kv_unread"
+    up = [view for role in (Role.P, Role.MD) for view in everyone(case.pools[role])]
+    return "no_link" if all(view.judged for view in up) else "first_canary"
 
 
 def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> Decision | None:
@@ -162,7 +175,9 @@ def _relay_meanwhile(case: Case, waiting: list[InstanceView], reason: str) -> De
             prefill = case.choose(Role.P, prefills, placement.prefill)
             relay = case.choose(Role.RLD, relays, placement.relay)
             route = None if prefill.region == main.region else (prefill.region, main.region)
-            return case.decide(Relay(prefill.id, relay.id, main.id, reason, route))
+            link = case.snapshot.links.get(route) if route is not None else None
+            lends = link is not None and link.lends
+            return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, lends=lends))
     return None
 
 

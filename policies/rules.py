@@ -6,7 +6,8 @@ ones that end at MD; RLD alone exists through the ``singular`` section and withi
 
 import math
 import re
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -120,6 +121,23 @@ class RelayRules(Section, frozen=True):
         float,
         Meta(gt=0, le=100, description="RLD instances with at least this load take no new request: it goes direct."),
     ] = 1.0
+    fused: Annotated[
+        Literal["auto", "never", "always"],
+        Meta(
+            description="P itself writes on in RLD's place while the KV crosses: its next token is there sooner, as no "
+            "KV moves to an RLD, but it stutters while P computes other prompts. auto: where P has room; always: "
+            "however busy it is. RLDs stand by for a P that fails, or gets busy in auto mode; it works without any."
+        ),
+    ] = "never"
+    fused_running_max: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="In auto mode P goes on where fewer requests than this run or wait in it, and RLD takes over "
+            "from one with more than twice as many.",
+        ),
+    ] = 4
     first_token_timeout_s: Annotated[Seconds, Meta(description="Wait for a leg's first token.")] = 600.0
     extend_timeout_s: Annotated[
         Seconds,
@@ -157,6 +175,23 @@ class RelayRules(Section, frozen=True):
             "while the link is up; then the transfer is given up and MD computes the prompt."
         ),
     ] = 10.0
+    store_wait_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=60,
+            description="Longest wait after P's end for its KV to be seen in its region's store, before RLD begins: "
+            "what is not there RLD computes again. 0: none. Only bridges tell what is there.",
+        ),
+    ] = 0.5
+    store_wait_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000_000,
+            description="So many prompt tokens RLD computes again rather than wait for their KV to be seen.",
+        ),
+    ] = 1024
     kv_least_load_tokens: Annotated[
         int,
         Meta(
@@ -273,6 +308,24 @@ class Rules(Section, frozen=True):
     def __post_init__(self) -> None:
         if len(set(self.pipelines)) != len(self.pipelines):
             raise ValueError("pipelines names one twice")
+
+
+ASKED_PLANS: Mapping[str, Mapping[str, Any]] = {
+    "naive": {"pipelines": ("direct",), "direct_classic": True, "direct_wan_bound_s": 3600.0},
+    "direct": {"pipelines": ("direct",)},
+    "relay": {"pipelines": ("relay",), "direct_wan_bound_s": 0.0},
+}
+"""What a caller may ask for by name, to compare; ``naive``: MD makes every token once the KV has crossed."""
+
+
+def ask_plan(rules: Rules, asked: str) -> Rules:
+    """Return rules narrowed to a plan of ``ASKED_PLANS``. Raises BadRules where it is none, or not allowed."""
+    changes = ASKED_PLANS.get(asked)
+    if changes is None:
+        raise BadRules("", f"{asked!r} is none of {', '.join(ASKED_PLANS)}")
+    if changes["pipelines"][0] not in rules.pipelines:
+        raise BadRules("pipelines", f"has no {changes['pipelines'][0]!r}")
+    return msgspec.structs.replace(rules, **changes)
 
 
 T = TypeVar("T", bound=Section)

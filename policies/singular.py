@@ -91,7 +91,7 @@ def relay_finished_first(plan: Plan, facts: Facts, answer_tokens: int, snapshot:
     a transfer cannot be stopped, to stop it saves nothing and costs the next turn its cache. Nor is one stopped
     whose plan was no relay.
     """
-    if plan.relay is None or plan.main is None:
+    if not plan.relays_first or plan.main is None:
         return EarlyEnd(stop_transfer=False, reason="unplanned")
     link = snapshot.links.get(plan.link) if plan.link is not None else None
     if link is not None and not link.can_stop:

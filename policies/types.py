@@ -99,6 +99,8 @@ class InstanceView:
     itl_s: float | None = None
     """Measured time between two tokens of one request; None: not measured."""
     streams_ids: bool = True
+    judged: bool = True
+    """False: canaries have not said yet with whom it may share KV. Its fingerprint is its own then."""
     leaks_salts: bool = False
     """It was seen to take KV of one cache salt for a prompt with another."""
 
@@ -127,6 +129,8 @@ class LinkView:
     """Bytes leave the queue as they cross; otherwise a transfer counts whole until it has ended."""
     overlaps_prefill: bool = True
     """A transfer begins with P; otherwise when P has ended."""
+    lends: bool = False
+    """RLDs in ``source`` read a prompt's KV out of P's memory, whatever brings it to ``dest``."""
     trusted: bool = True
     """False: KV that crossed was of no use to the request's model. It is not up then, whatever is measured."""
 

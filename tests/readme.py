@@ -20,6 +20,7 @@ from gateway.telemetry.metrics import Metrics
 from policies.explain import REASONS
 from policies.rule_documents import RuleDocument
 from policies.rules import Rules
+from tests.compatibility import ROWS
 from tests.fakes.memory_index import MemoryIndex
 from tests.valkey import make_away
 
@@ -28,7 +29,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "README.md": (),
     "CONTRIBUTING.md": (),
     "gateway/README.md": ("settings", "commands", "metrics"),
-    "backends/README.md": (),
+    "backends/README.md": ("compatibility",),
     "policies/README.md": ("reasons", "rules"),
     "docker/README.md": (),
     "tests/README.md": (),
@@ -128,6 +129,18 @@ def verb_rows(name: str, parser: argparse.ArgumentParser) -> list[str]:
     ]
 
 
+def compatibility_rows() -> list[str]:
+    """One row for each combination of what engines and links may be."""
+    rows = []
+    for row in ROWS:
+        by = f"`{row.by.rpartition('/')[2]}`" if row.verdict == "works" else row.by
+        if row.verdict == "refused":
+            by = f'"{row.by}"'
+        cells = (row.family, row.ranks, row.dtype, row.connector, row.path, f"**{row.verdict}**", by)
+        rows.append(f"| {' | '.join(cells)} |")
+    return rows
+
+
 def tables() -> dict[str, list[str]]:
     """Every generated table by its marker."""
     return {
@@ -135,6 +148,11 @@ def tables() -> dict[str, list[str]]:
         "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(RuleDocument)],
         "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
         "reasons": ["| reason | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in REASONS.items())],
+        "compatibility": [
+            "| family | ranks, P -> MD | KV | connector | path | | by |",
+            "|---|---|---|---|---|---|---|",
+            *compatibility_rows(),
+        ],
         "commands": ["| command | what it does |", "|---|---|", *command_rows()],
     }
 

@@ -3,7 +3,8 @@
 import argparse
 import ast
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -18,6 +19,7 @@ from gateway.config.settings import AuthSettings, parse_settings
 from gateway.demo import command as demo
 from gateway.demo.cluster import MODEL
 from gateway.fleet.pools import Pools
+from gateway.operator.routes import Operator, operator_routes
 from gateway.passthrough.endpoint import PassthroughService, pass_routes
 from gateway.passthrough.servers import Servers
 from gateway.telemetry.metrics import Metrics
@@ -133,7 +135,9 @@ def test_every_route_is_documented() -> None:
     served = set()
     passing = PassthroughService(Servers([], Pools([], float), ()), Timelines(float), Metrics(), state.access.admission)
     passed = pass_routes(passing, state.access, state.limits)
-    for route in build_app(state, passed).routes:
+    # No handler is called, so that nothing of an operator's desk is needed.
+    page = operator_routes(cast(Operator, SimpleNamespace(view=None, is_draining=bool)), state.admin_auth)
+    for route in build_app(state, [*passed, *page]).routes:
         assert isinstance(route, Route)
         for method in (route.methods or set()) - {"HEAD"}:
             served.add(f"{method} {re.sub(r':[a-z]+}', '}', route.path)}")

@@ -17,7 +17,7 @@ class CacheBoundEngine:
     """``Engine`` around another one, which is unavailable while ``server`` is away or has forgotten it."""
 
     def __init__(self, engine: Engine, server: CacheServer) -> None:
-        self._engine = engine
+        self.wrapped = engine
         self._server = server
         self._boot_id: str | None = None
         self._server_boot_id: str | None = None
@@ -27,27 +27,27 @@ class CacheBoundEngine:
     @property
     def id(self) -> str:
         """Name of the instance."""
-        return self._engine.id
+        return self.wrapped.id
 
     def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
         """See ``Engine.generate``."""
-        return self._engine.generate(leg)
+        return self.wrapped.generate(leg)
 
     async def probe(self) -> Capabilities:
         """See ``Engine.probe``."""
-        found = await self._engine.probe()
+        found = await self.wrapped.probe()
         await self._check(found.boot_id)
         return found
 
     async def load(self) -> EngineLoad:
         """See ``Engine.load``."""
-        found = await self._engine.load()
+        found = await self.wrapped.load()
         await self._check(found.boot_id)
         return found
 
     async def aclose(self) -> None:
         """See ``Engine.aclose``. The server's connections are closed with the last engine that uses it."""
-        await self._engine.aclose()
+        await self.wrapped.aclose()
         if not self._is_closed:
             self._is_closed = True
             self._server.users -= 1

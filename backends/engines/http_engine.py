@@ -98,6 +98,23 @@ async def get(origin: HttpOrigin, path: str, timeout_s: float) -> bytes:
     return body
 
 
+async def post(origin: HttpOrigin, path: str, body: bytes, timeout_s: float) -> bytes:
+    """Body of a 200. Raises EngineUnavailable, EngineRejected or EngineFailed."""
+    try:
+        response = await origin.send(
+            "POST", path, body, headers={"Content-Type": "application/json"}, head_timeout_s=timeout_s
+        )
+        try:
+            answer = await response.body()
+        finally:
+            await response.aclose()
+    except EngineTimeout:
+        raise EngineUnavailable(f"{path} was not answered in time") from None
+    if response.status != 200:
+        raise refusal(response.status, answer, retry_after_s(response))
+    return answer
+
+
 async def check_stream(response: Response) -> None:
     """Raise what the head amounts to, unless it is that of an event stream."""
     if response.status != 200:

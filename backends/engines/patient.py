@@ -20,14 +20,14 @@ class PatientEngine:
     """``Engine`` around another one. A leg that is let go goes on until its first chunk, for ``grace_s`` at most."""
 
     def __init__(self, engine: Engine, grace_s: float) -> None:
-        self._engine = engine
+        self.wrapped = engine
         self._grace_s = grace_s
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def id(self) -> str:
         """Name of the instance."""
-        return self._engine.id
+        return self.wrapped.id
 
     async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
         """Stream one leg, see ``Engine.generate``; but an abort before the first chunk returns before it is done.
@@ -35,7 +35,7 @@ class PatientEngine:
         So does the end of the time that its first token may take.
         """
         wait_s = leg.first_token_timeout_s
-        stream = self._engine.generate(replace(leg, first_token_timeout_s=wait_s + self._grace_s))
+        stream = self.wrapped.generate(replace(leg, first_token_timeout_s=wait_s + self._grace_s))
         first = asyncio.create_task(_read_next(stream))
         try:
             async with asyncio.timeout(wait_s):
@@ -53,17 +53,17 @@ class PatientEngine:
 
     async def probe(self) -> Capabilities:
         """See ``Engine.probe``."""
-        return await self._engine.probe()
+        return await self.wrapped.probe()
 
     async def load(self) -> EngineLoad:
         """See ``Engine.load``."""
-        return await self._engine.load()
+        return await self.wrapped.load()
 
     async def aclose(self) -> None:
         """Close the engine's connections, once what was let go has had its time: an abort may end the engine."""
         if self._leaving:
             await asyncio.wait(self._leaving)
-        await self._engine.aclose()
+        await self.wrapped.aclose()
 
     def _leave(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:
         task = asyncio.create_task(self._let_go(stream, first))

@@ -83,6 +83,18 @@ def _encode_extra(name: str, value: Any) -> dict[str, Any]:
                 return {"json_schema": '{"type":"object"}'}
             case "json_schema" if isinstance(value.get("json_schema"), dict):
                 return {"json_schema": orjson.dumps(value["json_schema"].get("schema")).decode()}
+    if name == "structured_outputs" and isinstance(value, dict):
+        match {key: entry for key, entry in value.items() if entry is not None}:
+            case {"json": dict() as schema, **others} if not others:
+                return {"json_schema": orjson.dumps(schema).decode()}
+            case {"json": str() as schema, **others} if not others:
+                return {"json_schema": schema}
+            case {"json_object": True, **others} if not others:
+                return {"json_schema": '{"type":"object"}'}
+            case {"regex": str() as regex, **others} if not others:
+                return {"regex": regex}
+            case {"grammar": str() as grammar, **others} if not others:
+                return {"ebnf": grammar}
     raise EngineRejected(400, f"The field {name[:100]!r} is not supported by this model's engines.", name[:100])
 
 

@@ -2,17 +2,19 @@
 
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from backends.engines.dialect import find_label, read_by_label, read_samples
-from backends.engines.http_engine import get, stream_leg
+from backends.engines.http_engine import get, post, stream_leg
+from backends.engines.vllm_chat import RENDER_PATH, TOKENIZE_PATH, decode_ids, encode_render, encode_tokenize
 from backends.engines.vllm_completions import CompletionDecoder, encode_leg, rank_header
 from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leaves_no_default
 from backends.engines.vllm_nixl import lend
-from backends.errors import EngineBroken, EngineUnavailable
+from backends.errors import EngineBroken, EngineRejected, EngineUnavailable
 from backends.transport.client import HttpOrigin
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
 
@@ -57,6 +59,7 @@ class VllmEngine:
         self._boot_id: str | None = None
         self._loses_ids = False
         self._has_generate = False
+        self._renders = True
 
     @property
     def id(self) -> str:
@@ -91,7 +94,7 @@ class VllmEngine:
         block_size = find_label(metrics, "vllm:cache_config_info", "block_size")
         boot_id = _read_boot_id(metrics)
         if boot_id != self._boot_id:
-            self._boot_id, self._loses_ids = boot_id, False
+            self._boot_id, self._loses_ids, self._renders = boot_id, False, True
         self._has_generate = await self._knows(GENERATE_PATH)
         sources = await self._find_event_sources()
         ranks = list(sources) or list(_read_ranks(metrics, _RUNNING))  # one without events has metrics of each rank
@@ -118,6 +121,17 @@ class VllmEngine:
         requests = tuple(int(count + waiting_by_rank.get(rank, 0)) for rank, count in by_rank.items())
         ranks = requests if len(requests) > 1 else ()
         return EngineLoad(int(sum(running)), int(sum(waiting)), max(usage), _read_boot_id(metrics), ranks)
+
+    async def read_chat(self, model: str, chat: Mapping[str, Any]) -> list[int]:
+        """Tell the ids of a chat's prompt, see ``ChatReader``."""
+        if self._renders:
+            try:
+                return decode_ids(await self._post(RENDER_PATH, encode_render(model, chat)))
+            except EngineRejected as error:
+                if error.status not in (404, 405):
+                    raise
+                self._renders = False
+        return decode_ids(await self._post(TOKENIZE_PATH, encode_tokenize(model, chat)))
 
     async def aclose(self) -> None:
         """Close pooled connections."""
@@ -152,6 +166,9 @@ class VllmEngine:
         for anywhere in ("*", "0.0.0.0", "[::]", "::"):
             endpoint = endpoint.replace(f"tcp://{anywhere}:", f"tcp://{host}:")
         return endpoint
+
+    async def _post(self, path: str, body: bytes) -> bytes:
+        return await post(self._origin, path, body, self._control_timeout_s)
 
     async def _get(self, path: str) -> bytes:
         return await get(self._origin, path, self._control_timeout_s)

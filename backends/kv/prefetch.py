@@ -92,7 +92,9 @@ class PrefetchPath:
 
     async def _fetch(self, request: TransferRequest, tokens: int, end_s: float) -> None:
         """Have the first ``tokens`` of the prompt in the server, asking again until P has stored them."""
-        wanted = _Wanted(request.model, self._world_size, list(request.token_ids[:tokens]), request.salt or "")
+        is_latent = request.kv_shape is not None and request.kv_shape.layout == "latent"
+        world_size = 1 if is_latent else self._world_size  # LMCache keeps a latent once, whatever the ranks
+        wanted = _Wanted(request.model, world_size, list(request.token_ids[:tokens]), request.salt or "")
         body = msgspec.json.encode(wanted)
         try:
             async with asyncio.timeout_at(end_s):

@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from backends.transport.accepting import Acceptor, Doorkeeper, Guest
 
 SHUTDOWN_GRACE_S = 2
 LAST_WORDS_S = 2
@@ -73,6 +76,9 @@ class ServedApp:
     keep_alive_s: int = KEEP_ALIVE_S
     """How long a connection without a request stays open."""
     label: str = "listening on"
+    doors: Doorkeeper | None = None
+    """Counts connections, of a protocol that is a ``Guest``; None: nobody does."""
+    handshake_timeout_s: float = 30.0
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -165,6 +171,17 @@ def make_config(site: ServedApp, grace_s: int = SHUTDOWN_GRACE_S) -> uvicorn.Con
     )
 
 
+def open_doors(site: ServedApp, config: uvicorn.Config, state: ServerState) -> Acceptor:
+    """Accept a site's connections, with uvicorn's loaded ``config`` and its state."""
+    assert site.doors is not None
+
+    def make_guest() -> Guest:
+        guest: Guest = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[assignment, call-arg]
+        return guest
+
+    return Acceptor(site.listener, make_guest, site.doors, config.ssl, site.handshake_timeout_s)
+
+
 class _Server(uvicorn.Server):
     """uvicorn's server, with the signals left to ``serve_sites`` and the address told once it listens."""
 
@@ -183,7 +200,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start, then say where."""
-        await super().startup(sockets=sockets)
+        if self._site.doors is None:
+            await super().startup(sockets=sockets)
+        else:
+            self.servers: list[Any] = [open_doors(self._site, self.config, self.server_state)]
+            self.started = True
         scheme = "https" if self._site.tls else "http"
         sys.stdout.write(f"{self._site.label} {scheme}://{_spell(self._site.listener.getsockname())}\n")
         sys.stdout.flush()

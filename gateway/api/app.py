@@ -1,7 +1,7 @@
 """The gateway's routes. The streaming endpoints are bare ASGI callables: middleware that wraps responses hides
 disconnects and costs more than the rest of a chunk's way."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starlette.applications import Starlette
@@ -18,6 +18,7 @@ from gateway.api.models import Models
 from gateway.api.outside import OverflowAnswers, Passthrough
 from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
+from gateway.fleet.reading import Readings
 from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
@@ -41,11 +42,16 @@ class ApiState:
     """Serves the models of upstreams; None: there are none."""
     overflow: OverflowAnswers | None = None
     """Lets external providers answer chats; None: there are none."""
+    readings: Readings | None = None
+    """Lets engines read chats; None: all are read here."""
+    note_unread: Callable[[str], object] = str
+    """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
-    models = Models(state.models, state.created, state.passing.models if state.passing else tuple)
+    passed = state.passing.models if state.passing else tuple
+    models = Models(state.models, state.created, passed, state.note_unread, state.readings)
 
     def endpoint(path: str, prepare: Prepare, form: AnswerFormat, overflow: OverflowAnswers | None = None) -> Route:
         served = GenerationEndpoint(
@@ -65,9 +71,9 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     )
 
 
-def build_admin_app(pages: Pages, admin_auth: AdminAuth) -> Starlette:
-    """Return the ASGI application of a listener that is the operator's alone."""
-    return assemble([*probe_routes(pages, admin_auth), *admin_routes(pages, admin_auth)])
+def build_admin_app(pages: Pages, admin_auth: AdminAuth, routes: Sequence[Route] = ()) -> Starlette:
+    """Return the ASGI application of a listener that is the operator's alone; ``routes`` are added to its own."""
+    return assemble([*probe_routes(pages, admin_auth), *admin_routes(pages, admin_auth), *routes])
 
 
 def model_routes(models: Models, state: ApiState) -> list[Route]:

@@ -1,22 +1,26 @@
 """``POST /v1/chat/completions``: messages to a prepared request."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
 
-from gateway.api.fields import MOST_LOGPROBS, read_fields
+from gateway.api.fields import MOST_LOGPROBS, is_structured, read_fields
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request
+from gateway.api.tool_choice import ToolChoice, read_tool_choice
 from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
-from gateway.text.message import MessageReader
+from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
 from gateway.text.model import ServedModel
-from gateway.text.reasoning import OPENING, ReasoningReader
-from gateway.text.template import TEXT_PARTS, TemplateRejected
-from gateway.text.tools import ToolReader
+from gateway.text.parsers.output import PartsWanted
+from gateway.text.parsers.reader import AnswerReader
+from gateway.text.shapes import PROMPT_FIELDS
+from gateway.text.template import TemplateRejected
+from policies.where import Where
 
-REASONING_TAIL_TOKENS = 16
-"""Enough of a prompt's end to see whether its template opens the reasoning."""
+OPENING_TOKENS = 1024
+"""How far back a prompt is looked at for where its last turn begins."""
 
 
 async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, caller: Caller) -> PreparedRequest:
@@ -25,28 +29,9 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     model = models.find(fields.model, caller.rules.models)
     check_messages(fields.messages)
     check_options(fields)
-    template = model.template
-    if template is None:
-        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
-    values = dict(fields.chat_template_kwargs or {})
-    if fields.reasoning_effort is not None:
-        values.setdefault("reasoning_effort", fields.reasoning_effort)
-
-    def render() -> str:
-        return template.render(
-            fields.messages,
-            tools=fields.tools or None,
-            documents=fields.documents,
-            add_generation_prompt=fields.add_generation_prompt is not False and not fields.continue_final_message,
-            continue_final_message=bool(fields.continue_final_message),
-            values=values,
-        )
-
-    special = bool(fields.add_special_tokens)
-    try:
-        prompt = await encode_prompt(render, size_bytes, fields, model, "messages", special, caller)
-    except TemplateRejected as error:
-        raise bad_field(error.param, str(error), "template_error") from error
+    choice = read_tool_choice(fields)
+    shown = {name: getattr(fields, name) for name in PROMPT_FIELDS} | {"tools": choice.shown or None}
+    prompt = await read_chat(shown, size_bytes, fields, model, models, caller)
     completion_limit = fields.max_completion_tokens
     prompted = Prompted(
         id_prefix="chatcmpl",
@@ -56,24 +41,61 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
         max_tokens=fields.max_tokens if completion_limit is None else completion_limit,
         default_max_tokens=None,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
-        make_reader=find_reader(fields, model, prompt),
+        make_reader=find_reader(fields, choice, is_structured(rest), model, prompt),
     )
-    return prepare_request(fields, rest, prompted, model, caller)
+    return prepare_request(fields, choice.constrain(rest), prompted, model, caller)
 
 
-def find_reader(fields: ChatFields, model: ServedModel, prompt: Sequence[int]) -> Callable[[], MessageReader] | None:
+async def read_chat(
+    chat: Mapping[str, Any], size_bytes: int, fields: ChatFields, model: ServedModel, models: Models, caller: Caller
+) -> Sequence[int]:
+    """Return the prompt's ids, made here or by an engine, as the model's ``reader`` has it. Raises GatewayError.
+
+    ``chat``: the fields that make the prompt.
+    """
+    readings, template = models.readings, model.template
+    if readings is not None and readings.is_for_engine(model.name, chat):
+        return await readings.ask(model.name, chat, Where.of(caller.rules).allows)
+    if template is None:
+        raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
+    render = partial(template.render_chat, chat, partial(models.note_unread, model.name))
+    try:
+        return await encode_prompt(
+            render, size_bytes, fields, model, "messages", bool(fields.add_special_tokens), caller
+        )
+    except TemplateRejected as error:
+        raise bad_field(error.param, str(error), "template_error") from error
+
+
+def find_reader(
+    fields: ChatFields, choice: ToolChoice, structured: bool, model: ServedModel, prompt: Sequence[int]
+) -> Callable[[], AnswerReader] | None:
     """Return what makes the readers of the answer's parts; None where the answer is content alone."""
-    reads_tools = model.reads_tools and bool(fields.tools) and fields.tool_choice != "none"
-    if not model.reads_reasoning and not reads_tools:
-        return None
-    tail = model.tokenizer.decode(list(prompt[-REASONING_TAIL_TOKENS:]), skip_special_tokens=False)
-    begins_inside = tail.rstrip().endswith(OPENING)
+    forced = choice.schema is not None
+    tools = choice.shown if choice.shown and choice.callable and not forced else None
+    opening = find_opening(model, prompt)
+    wanted = PartsWanted(
+        fields.include_reasoning is not False, fields.parallel_tool_calls is not False, json=structured or forced
+    )
 
-    def make_reader() -> MessageReader:
-        reasoning = ReasoningReader(begins_inside=begins_inside) if model.reads_reasoning else None
-        return MessageReader(reasoning, ToolReader() if reads_tools else None)
+    def make_reader() -> AnswerReader | None:
+        if forced:
+            return model.parsers.make_forced(opening, wanted, choice.name)
+        return model.parsers.make_reader(opening, tools, wanted)
 
-    return make_reader
+    return None if make_reader() is None else cast("Callable[[], AnswerReader]", make_reader)
+
+
+def find_opening(model: ServedModel, prompt: Sequence[int]) -> str:
+    """Return the prompt's last words, from its last turn on: what begins the answer."""
+    vocabulary, parsers = model.vocabulary, model.parsers
+    start = len(prompt)
+    while start > max(0, len(prompt) - OPENING_TOKENS):
+        start -= 1
+        token_id = prompt[start]
+        if token_id in vocabulary.special and vocabulary.added[token_id] not in parsers.shown:
+            break
+    return model.tokenizer.decode(list(prompt[start:]), skip_special_tokens=False)
 
 
 def check_options(fields: ChatFields) -> None:
@@ -82,12 +104,6 @@ def check_options(fields: ChatFields) -> None:
         raise bad_field("top_logprobs", f"top_logprobs (0 to {MOST_LOGPROBS}) needs logprobs to be true.")
     if fields.continue_final_message and fields.add_generation_prompt:
         raise bad_field("continue_final_message", "continue_final_message excludes add_generation_prompt.")
-    if fields.tool_choice not in (None, "none", "auto"):
-        raise bad_field("tool_choice", "tool_choice may be none or auto.", "unsupported_field")
-    for rank, tool in enumerate(fields.tools or ()):
-        function = tool.get("function")
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise bad_field(f"tools[{rank}].function", "A tool needs a function with a name.", "invalid_type")
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:
@@ -102,6 +118,11 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
         calls = message.get("tool_calls")
         if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
             raise bad_field(f"{path}.tool_calls", "tool_calls must be a list of objects.", "invalid_type")
+
+
+def find_text(part: Mapping[str, Any]) -> Any:
+    """Return what a part says."""
+    return part.get("name" if part["type"] == "tool_reference" else "text", part.get("refusal"))
 
 
 def check_content(content: Any, path: str) -> None:
@@ -120,5 +141,5 @@ def check_content(content: Any, path: str) -> None:
             raise bad_field(
                 f"{place}.type", f"Content of type {part['type'][:40]!r} is not supported.", "unsupported_content"
             )
-        if not isinstance(part.get("text", part.get("refusal")), str):
+        if part["type"] not in THOUGHT_PARTS and not isinstance(find_text(part), str):
             raise bad_field(f"{place}.text", "A text part needs its text.", "invalid_type")

@@ -1,7 +1,7 @@
 """One choice of an answer: the relay's ids in, and what a client sees out, in the shapes of chat and completions."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -26,8 +26,8 @@ from gateway.api.wire import (
 from gateway.errors import GatewayError
 from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.detokenise import OutputText, TextOptions
-from gateway.text.message import MessageReader, Parts
-from gateway.text.tools import CallDelta
+from gateway.text.parsers.output import CallDelta, Parts
+from gateway.text.parsers.reader import AnswerReader
 from gateway.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0
@@ -63,7 +63,7 @@ class Choice:
         answer: Answer,
         vocabulary: Vocabulary,
         options: TextOptions,
-        reader: MessageReader | None = None,
+        reader: AnswerReader | None = None,
     ) -> None:
         self.index = index
         self.completion_tokens = 0
@@ -177,7 +177,8 @@ class ChatFormat:
     def add(self, prepared: PreparedRequest, index: int, addition: Addition) -> ChatChunkChoice:
         """Return the text as content."""
         is_content = addition.content and not (addition.reasoning or addition.calls)
-        delta = ChatDelta(content=addition.content) if is_content else spell_delta(addition)
+        fields = prepared.model.reasoning_fields
+        delta = ChatDelta(content=addition.content) if is_content else spell_delta(addition, fields)
         choice = ChatChunkChoice(index, delta)
         if prepared.logprobs is not None and addition.logprobs is not None:
             choice.logprobs = spell_chat(addition.logprobs, prepared.logprobs, prepared.model.vocabulary)
@@ -188,14 +189,17 @@ class ChatFormat:
     def end(self, prepared: PreparedRequest, index: int, ending: Ending) -> ChatChunkChoice:
         """Return the finish reason, with the last text where some was held back."""
         return ChatChunkChoice(
-            index, spell_delta(ending.parts), finish_reason=ending.reason, stop_reason=ending.stop_reason
+            index,
+            spell_delta(ending.parts, prepared.model.reasoning_fields),
+            finish_reason=ending.reason,
+            stop_reason=ending.stop_reason,
         )
 
     def whole(self, prepared: PreparedRequest, index: int, gathered: Gathered, ending: Ending) -> ChatChoice:
         logprobs = None
         if prepared.logprobs is not None and gathered.logprobs:
             logprobs = spell_chat(gathered.logprobs, prepared.logprobs, prepared.model.vocabulary)
-        message = gather_message(gathered, ending)
+        message = gather_message(gathered, ending, prepared.model.reasoning_fields)
         ids = tuple(gathered.ids) if prepared.return_token_ids else UNSET
         return ChatChoice(index, message, logprobs, ending.reason, ending.stop_reason, ids)
 
@@ -247,13 +251,18 @@ class CompletionFormat:
         return choice
 
 
-def spell_delta(parts: Parts | Addition) -> ChatDelta:
+def spell_reasoning(said: ChatDelta | ChatMessage, reasoning: str, fields: Collection[str]) -> None:
+    """Put reasoning where the model's answers have it."""
+    for name in fields if reasoning else ():
+        setattr(said, name, reasoning)
+
+
+def spell_delta(parts: Parts | Addition, reasoning_fields: Collection[str]) -> ChatDelta:
     """Return the parts as a chunk's delta."""
     delta = ChatDelta()
     if parts.content:
         delta.content = parts.content
-    if parts.reasoning:
-        delta.reasoning_content = parts.reasoning
+    spell_reasoning(delta, parts.reasoning, reasoning_fields)
     if parts.calls:
         delta.tool_calls = [
             ToolCall(CalledFunction(call.arguments), call.index)
@@ -264,7 +273,7 @@ def spell_delta(parts: Parts | Addition) -> ChatDelta:
     return delta
 
 
-def gather_message(gathered: Gathered, ending: Ending) -> ChatMessage:
+def gather_message(gathered: Gathered, ending: Ending, reasoning_fields: Collection[str]) -> ChatMessage:
     """Return the message of a whole answer; content is null where there are only tool calls."""
     content = gathered.content(ending)
     calls: list[ToolCall] = []
@@ -277,8 +286,7 @@ def gather_message(gathered: Gathered, ending: Ending) -> ChatMessage:
                 calls.append(ToolCall(CalledFunction("", call.name), id=call.id, type="function"))
             calls[call.index].function.arguments += call.arguments
     message = ChatMessage("assistant", content or None if calls else content)
-    if reasoning:
-        message.reasoning_content = reasoning
+    spell_reasoning(message, reasoning, reasoning_fields)
     if calls:
         message.tool_calls = calls
     return message

@@ -19,6 +19,7 @@ from backends.engines.external import ExternalUsage
 from gateway import errors
 from gateway.api.choices import AnswerFormat, Choice, count_cached
 from gateway.api.fields import check_beside, without_internal
+from gateway.api.media import has_media
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import AnswerBroken, Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
@@ -33,13 +34,26 @@ from gateway.limits.admission import RANKS, Admission, AdmissionControl
 from gateway.limits.bodies import HeldBytes
 from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
-from policies.rules import Rules
+from policies.rules import BadRules, Rules, ask_plan
 
 INLINE_BODY_BYTES = 256 << 10
 
 
 BREAK_OFF_S = 1.0
 """How long a client may take to take the last words of a gateway that ends."""
+
+
+PLAN_HEADER = "x-pdd-ask"
+
+
+def narrow(rules: Rules, asked: str, debug: bool) -> Rules:
+    """Return rules under which a request gets the plan that its header asks for. Raises GatewayError."""
+    if not debug:
+        raise GatewayError(400, f"{PLAN_HEADER} is for tenants whose rules say `debug: true`.", param=PLAN_HEADER)
+    try:
+        return ask_plan(rules, asked)
+    except BadRules as error:
+        raise GatewayError(400, f"{PLAN_HEADER}: {error}", param=PLAN_HEADER) from None
 
 
 HINT = re.compile(r"[0-9]{1,7}")
@@ -72,8 +86,10 @@ class Access:
     """Whose answers run."""
 
     def make_caller(self, headers: Headers, tenant: str, rules: Rules) -> Caller:
-        """Return who asks, under which rules, and what the headers say."""
+        """Return who asks, under which rules, and what the headers say. Raises GatewayError."""
         debug = rules.debug or self.shows_plans
+        if (asked := headers.get(PLAN_HEADER)) is not None:
+            rules = narrow(rules, asked, debug)
         hint = headers.get("x-pdd-output-tokens", "")
         return Caller(
             tenant=tenant,
@@ -271,7 +287,7 @@ class GenerationEndpoint:
         rules = self._access.rules_of(asked.tenant, session if isinstance(session, str) else asked.reply.request_id)
         caller = self._access.make_caller(asked.headers, asked.tenant, rules)
         value = without_internal(value, rules.client_fields)
-        if (passing := self._find_passing(value.get("model"), rules)) is not None:
+        if (passing := self._find_passing(value, rules)) is not None:
             await passing.pass_object(self._path, value, asked.headers, caller, asked.client)
             return
         check_beside(value, size_bytes, self._limits.beside_bytes)
@@ -290,11 +306,15 @@ class GenerationEndpoint:
         # At once: a client that has its answer may ask again, while legs may still be ending.
         run.leave()
 
-    def _find_passing(self, model: object, rules: Rules) -> Passthrough | None:
-        """What passes on requests for the model; None: its requests are served here."""
+    def _find_passing(self, value: JsonObject, rules: Rules) -> Passthrough | None:
+        """What passes the request on; None: it is served here."""
+        model = value.get("model")
         if self._passing is None or not isinstance(model, str):
             return None
-        return self._passing if self._passing.passes(resolve_name(model, rules.models)) else None
+        model = resolve_name(model, rules.models)
+        if self._passing.passes(model) or (self._models.takes_media(model) and has_media(value)):
+            return self._passing
+        return None
 
     def _choose_outside(self, prepared: PreparedRequest, caller: Caller, *, refused: bool) -> Outside | None:
         """Who answers in place of the engines; ``refused``: they cannot."""

@@ -23,7 +23,6 @@ BOOKKEEPING_FIELDS = frozenset(
     {
         "metadata",
         "modalities",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_retention",
         "safety_identifier",

@@ -11,7 +11,25 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from gateway.errors import bad_field
+from gateway.http.body import JsonObject
 
+PARTS = frozenset(
+    {
+        "audio",
+        "audio_url",
+        "file",
+        "image",
+        "image_embeds",
+        "image_url",
+        "input_audio",
+        "input_file",
+        "input_image",
+        "input_video",
+        "video",
+        "video_url",
+    }
+)
+"""Types of content parts that are not text."""
 KEYS = frozenset({"audio_url", "file_url", "image_url", "server_url", "url", "video_url"})
 PRIVATE_SUFFIXES = (".arpa", ".internal", ".lan", ".local", ".localdomain", ".localhost", ".svc")
 _UNCLEAR = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
@@ -37,6 +55,29 @@ def check_media(value: Any, path: str = "") -> None:
         for rank, entry in enumerate(value):
             if isinstance(entry, dict | list):
                 check_media(entry, f"{path}[{rank}]")
+
+
+def has_media(value: JsonObject) -> bool:
+    """Say whether a chat holds anything but text."""
+    messages = value.get("messages")
+    contents = [entry.get("content") for entry in as_list(messages) if isinstance(entry, dict)]
+    parts = [part for content in contents for part in as_list(content)]
+    return any(isinstance(part, dict) and part.get("type") in PARTS for part in parts)
+
+
+def count_media_bytes(value: Any) -> int:
+    """Return how much of a body is data of images, sounds and films. ``value``: of ``parse_object``, so never deep."""
+    if isinstance(value, str):
+        return len(value) if value.startswith("data:") else 0
+    if isinstance(value, dict):
+        data = value.get("data")
+        return (len(data) if isinstance(data, str) else 0) + sum(map(count_media_bytes, value.values()))
+    return sum(map(count_media_bytes, value)) if isinstance(value, list) else 0
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list, and an empty one for anything else."""
+    return value if isinstance(value, list) else []
 
 
 def is_public(address: str) -> bool:

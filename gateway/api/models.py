@@ -2,8 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+from msgspec import UNSET
+
 from gateway.api.wire import ModelCard, ModelList
 from gateway.errors import GatewayError
+from gateway.fleet.reading import Readings
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules
 
@@ -17,12 +20,23 @@ class Models:
     """What this gateway serves, as a tenant's rules let it see it: some of the models, and other names for them."""
 
     def __init__(
-        self, models: Mapping[str, ServedModel], created: int, passed: Callable[[], Sequence[str]] = tuple
+        self,
+        models: Mapping[str, ServedModel],
+        created: int,
+        passed: Callable[[], Sequence[str]] = tuple,
+        note_unread: Callable[[str], object] = str,
+        readings: Readings | None = None,
     ) -> None:
-        """``passed`` names the models of upstreams, whose requests are only passed on."""
+        """``passed`` names the models of upstreams, whose requests are only passed on.
+
+        ``note_unread`` is told the model when a conversation holds a tool call whose arguments cannot be read.
+        """
         self._models = models
         self._created = created
         self._passed = passed
+        self.note_unread = note_unread
+        self.readings = readings
+        """Lets engines read chats; None: all are read here."""
 
     def find(self, name: str, rules: ModelRules = ALL) -> ServedModel:
         """Return the model of a name or an alias. Raises GatewayError 404, also for one that the tenant may not use."""
@@ -31,12 +45,17 @@ class Models:
             raise no_such_model(name)
         return model
 
+    def takes_media(self, name: str) -> bool:
+        """Say whether an own model reads more than text: an engine's own chat API then answers."""
+        return name in self._models and self._models[name].takes_media
+
     def card(self, name: str, rules: ModelRules = ALL) -> ModelCard:
         """Return the model as ``/v1/models/{name}`` shows it. Raises GatewayError 404."""
         served = resolve_name(name, rules)
         if served not in self._models and served in self._passed() and is_allowed(served, rules):
             return ModelCard(id=name, created=self._created)
-        return ModelCard(id=name, created=self._created, max_model_len=self.find(name, rules).context_tokens)
+        tokens = self.find(name, rules).context.known_tokens
+        return ModelCard(id=name, created=self._created, max_model_len=tokens or UNSET)
 
     def list(self, rules: ModelRules = ALL) -> ModelList:
         """Return all names that may be asked for."""

@@ -13,8 +13,8 @@ from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
 from gateway.text.detokenise import TextOptions
-from gateway.text.message import MessageReader
 from gateway.text.model import ServedModel
+from gateway.text.parsers.reader import AnswerReader
 from gateway.text.tokenise import PromptTooLong
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
@@ -67,7 +67,7 @@ class PreparedRequest:
     traced: bool
     echoes: tuple[str, ...] = ()
     """Prompt texts that the answers begin with."""
-    make_reader: Callable[[], MessageReader] | None = None
+    make_reader: Callable[[], AnswerReader] | None = None
     """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
 
     @property
@@ -105,7 +105,7 @@ class Prompted:
     default_max_tokens: int | None
     logprobs: int | None
     echoes: tuple[str, ...] = ()
-    make_reader: Callable[[], MessageReader] | None = None
+    make_reader: Callable[[], AnswerReader] | None = None
 
 
 def prepare_request(
@@ -156,7 +156,7 @@ def prepare_request(
         n=n,
         prompts=prompts,
         requests=requests,
-        text=make_text_options(fields, sampling, model),
+        text=make_text_options(fields, sampling, model, reads_parts=prompted.make_reader is not None),
         logprobs=prompted.logprobs,
         stream=bool(fields.stream),
         include_usage=bool(options and options.include_usage),
@@ -218,7 +218,10 @@ def check_prompt_limit(tokens: int, field: str, caller: Caller) -> None:
 
 
 def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel, most: int | None = None) -> int | None:
-    """Return the answer's limit, which must fit the context, and the tenant's ``most``, when the client named it."""
+    """Return the answer's limit: the room that the prompt leaves, at most, as engines have it.
+
+    What a client named must fit the context, and the tenant's ``most``.
+    """
     room = model.context_tokens - len(prompt)
     if prompted.max_tokens is None:
         unnamed = [limit for limit in (prompted.default_max_tokens, most) if limit is not None]
@@ -226,14 +229,14 @@ def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel, mos
     if most is not None and prompted.max_tokens > most:
         message = f"{prompted.limit_field} may be at most {most}."
         raise bad_field(prompted.limit_field, message, "output_limit_exceeded")
-    if prompted.max_tokens > room:
+    if prompted.max_tokens > model.context_tokens:
         raise bad_field(
             prompted.limit_field,
             f"This model's maximum context length is {model.context_tokens} tokens: the prompt has {len(prompt)} and "
             f"{prompted.limit_field} asks for {prompted.max_tokens} more.",
             "context_length_exceeded",
         )
-    return prompted.max_tokens
+    return min(prompted.max_tokens, room)
 
 
 def make_sampling(fields: GenerationFields, rest: JsonObject, logprobs: int | None) -> Sampling:
@@ -263,8 +266,10 @@ def seed_choice(sampling: Sampling, choice: int) -> Sampling:
     return sampling if sampling.seed is None or not choice else replace(sampling, seed=sampling.seed + choice)
 
 
-def make_text_options(fields: GenerationFields, sampling: Sampling, model: ServedModel) -> TextOptions:
-    """Return how ids become the client's text."""
+def make_text_options(
+    fields: GenerationFields, sampling: Sampling, model: ServedModel, *, reads_parts: bool
+) -> TextOptions:
+    """Return how ids become the client's text; ``reads_parts``: a reader comes between."""
     eos = frozenset[int]() if sampling.ignore_eos else model.eos_token_ids
     return TextOptions(
         stop=stop_strings(fields),
@@ -273,6 +278,7 @@ def make_text_options(fields: GenerationFields, sampling: Sampling, model: Serve
         spaces_between_special_tokens=fields.spaces_between_special_tokens is not False,
         min_tokens=fields.min_tokens or 0,
         terminators=eos | frozenset(sampling.stop_token_ids),
+        shown=model.shown_tokens if reads_parts else {},
     )
 
 

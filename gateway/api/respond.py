@@ -26,6 +26,8 @@ from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+SILENT_TOKENS = 128
+"""So many tokens that show nothing, those of a long tool call, are followed by a sign of life."""
 
 
 def encode_event(answer: AnswerBody) -> bytes:
@@ -111,10 +113,14 @@ class _StreamSink:
         self._index = index
         self._writer = writer
         self._stream = stream
+        self._silent = 0
         self.room = stream.room
 
     def take(self, tokens: Tokens) -> None:
         data = self._writer.take(self._index, tokens)
+        self._silent = 0 if data else self._silent + len(tokens.ids)
+        if self._silent >= SILENT_TOKENS:
+            self._silent, data = 0, KEEP_ALIVE
         if data or not self._stream.has_begun:
             self._stream.push(data)
 

@@ -1,8 +1,10 @@
 """Who may see the operator's pages."""
 
+import base64
 import hmac
 from dataclasses import dataclass, field
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from gateway.auth.failures import Failures
@@ -11,6 +13,8 @@ from gateway.errors import GatewayError
 from gateway.http.proxies import name_neighbourhood
 
 FAILURES_PER_MIN = 60
+CHALLENGE = 'Bearer, Basic realm="pdd operator", charset="UTF-8"'
+"""Browsers know Basic only, and ask for a name and a password then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class AdminAuth:
         """Say whether a request may see what is behind it. Raises GatewayError where its headers differ."""
         if self.key is None:
             return self.is_open
-        given = read_key(connection.headers)
+        given = read_password(connection.headers) or read_key(connection.headers)
         return given is not None and hmac.compare_digest(given.encode("latin-1", "replace"), self.key)
 
     def check(self, connection: HTTPConnection) -> None:
@@ -40,5 +44,16 @@ class AdminAuth:
         wait_s = self.failures.note(name_neighbourhood(connection.client.host if connection.client else ""))
         if wait_s:
             raise GatewayError(429, "Too many requests with bad keys from this address.", retry_after_s=wait_s)
-        message = "The operator's key is needed: Authorization: Bearer KEY."
-        raise GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+        message = "The operator's key is needed: Authorization: Bearer KEY, or in a browser as the password."
+        raise GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": CHALLENGE})
+
+
+def read_password(headers: Headers) -> str | None:
+    """Return what a browser was given as password, whatever the user's name; None: nothing."""
+    scheme, _, packed = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        return base64.b64decode(packed.strip(), validate=True).partition(b":")[2].decode("latin-1") or None
+    except ValueError:
+        return None

@@ -75,7 +75,8 @@ def describe(explained: dict[str, Any]) -> Iterator[str]:
             yield f"scores     {score['role']:3}    {name}: left out, {why}"
     path = " -> ".join(plan[role] for role in ("prefill", "relay", "main") if plan[role])
     link = f", KV over {' -> '.join(plan['link'])}" if plan["link"] else ""
-    yield f"plan       {plan['kind']}: {path}{link}{', classic' if plan['classic'] else ''}"
+    marks = "".join(f", {mark}" for mark in ("classic", "fused", "lends") if plan[mark])
+    yield f"plan       {plan['kind']}: {path}{link}{marks}"
     yield f"reason     {explained['reason']}"
 
 

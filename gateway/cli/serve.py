@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import logging
 import os
 import resource
 import socket
@@ -20,8 +21,14 @@ from gateway.app import open_gateway
 from gateway.auth.exposure import check_exposure, read_tls
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import Settings, find_proxies, load_rules, load_settings
-from gateway.http.edge import Edge, EdgeProtocol
+from gateway.http.doors import Doors, bound_by_descriptors
+from gateway.http.edge import NO_ROOM, Edge, EdgeProtocol, spell_refusal
 from gateway.telemetry.logs import start_logging
+
+log = logging.getLogger(__name__)
+
+ADMIN_CONNECTIONS = 100
+"""Of the operator's own listener, which nobody can fill from the other one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,14 +77,19 @@ def allow_connections() -> None:
 async def _serve(settings: Settings, has_rules: bool) -> None:
     tls, limits = read_tls(settings), settings.limits
     allow_connections()
-    edge = Edge(limits.head_timeout_s, limits.max_connections, find_proxies(settings))
+    most, trusted = bound_by_descriptors(limits.max_connections), find_proxies(settings)
+    if most < limits.max_connections:
+        log.warning("limits.max_connections: %d, as this process may have no more descriptors", most)
 
-    def site(app: ASGIApp, listener: socket.socket, label: str) -> ServedApp:
-        return ServedApp(app, listener, functools.partial(EdgeProtocol, edge=edge), tls, limits.keep_alive_s, label)
+    def site(app: ASGIApp, listener: socket.socket, label: str, most: int) -> ServedApp:
+        doors = Doors(most, trusted, spell_refusal(NO_ROOM))
+        edge = Edge(limits.head_timeout_s, trusted, doors)
+        http = functools.partial(EdgeProtocol, edge=edge)
+        return ServedApp(app, listener, http, tls, limits.keep_alive_s, label, doors, limits.head_timeout_s)
 
     listener = bind(*parse_listen(settings.listen))
     admin = bind(*parse_listen(settings.admin.listen)) if settings.admin.listen else None
     async with open_gateway(settings, has_rules) as gateway:
-        beside = [site(gateway.admin_app, admin, "admin on")] if admin is not None else []
-        main = site(gateway.app, listener, "listening on")
+        beside = [site(gateway.admin_app, admin, "admin on", ADMIN_CONNECTIONS)] if admin is not None else []
+        main = site(gateway.app, listener, "listening on", most)
         await serve_sites(main, *beside, on_stop=gateway.drain, on_cut=gateway.cut, grace_s=settings.drain_s)

@@ -11,6 +11,7 @@ from policies.section import Name, Section
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
 Count = Annotated[int, Meta(ge=1)]
+Ranks = Annotated[int, Meta(ge=1, le=255)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
@@ -23,6 +24,21 @@ class ModelSettings(Section, frozen=True):
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
     path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    context_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="The most tokens of a prompt and its answer together. null: the least of what the engines that "
+            "serve it tell (vLLM's `max_model_len`)."
+        ),
+    ] = None
+    reader: Annotated[
+        Literal["auto", "local", "engine"],
+        Meta(
+            description="Who makes prompts of chats. auto: this gateway; but an engine is asked for the prompts of "
+            "models without a template, and of chats of a shape that an engine reads in another way: each engine "
+            "process is tried with some small conversations. local: always this gateway. engine: always an engine."
+        ),
+    ] = "auto"
     kv_bytes_per_token: Annotated[
         Count | None,
         Meta(
@@ -46,12 +62,30 @@ class ModelSettings(Section, frozen=True):
         ),
     ] = None
     tool_parser: Annotated[
-        Literal["hermes", "qwen"] | None, Meta(description="How the model writes tool calls; null: they stay text.")
+        Name | None,
+        Meta(
+            description="How the model writes tool calls, by the name of vLLM's `--tool-call-parser` "
+            "(see gateway/text/parsers/README.md). null: guessed by its template; `none`: they stay text."
+        ),
     ] = None
     reasoning_parser: Annotated[
-        Literal["think", "qwen3", "deepseek_r1"] | None,
-        Meta(description="How the model marks its reasoning; null: it stays text."),
+        Name | None,
+        Meta(
+            description="How the model marks its reasoning, by the name of vLLM's `--reasoning-parser`. null: guessed "
+            "by its template; `none`: it stays text."
+        ),
     ] = None
+    reasoning_field: Annotated[
+        Literal["both", "reasoning", "reasoning_content"],
+        Meta(description="Where chat answers have their reasoning: vLLM says `reasoning`, others `reasoning_content`."),
+    ] = "both"
+    media: Annotated[
+        bool | Literal["auto"],
+        Meta(
+            description="Whether chats may hold images, sounds and films. Such a chat goes as a whole to one "
+            "main-decode engine's own chat API, and is not split. auto: where its config.json speaks of them."
+        ),
+    ] = "auto"
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
         bool | Literal["auto"],
@@ -155,14 +189,60 @@ class LinkSettings(Section, frozen=True):
         Url | None,
         Meta(description="Base URL of the ``pdd bridge`` in ``dest``; needed by path bridge, and only there."),
     ] = None
+    bridge_workers: Annotated[
+        tuple[Url, ...],
+        Meta(
+            description="Further bridges between the same stores (`pdd bridge --workers`): each moves its share of "
+            "every transfer."
+        ),
+    ] = ()
+    bridge_key_env: Annotated[
+        str | None, Meta(description="Environment variable that holds the key that the bridge asks for.")
+    ] = None
     cache_server: Annotated[
         Url | None,
         Meta(description="HTTP port of the LMCache server in ``dest``; needed by path prefetch, and only there."),
     ] = None
+    relay_kv: Annotated[
+        Literal["store", "nixl"],
+        Meta(
+            description="Where RLDs in ``source`` get a prompt's KV. store: the region's store, as the link does. "
+            "nixl: P's memory, while the link has it from the store (engines with vLLM's MultiConnector, a "
+            "NixlConnector before LMCache's); P's token is not shown then. Path nixl always does it so."
+        ),
+    ] = "store"
     lease_s: Annotated[
-        Positive, Meta(description="Path nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
+        Positive, Meta(description="With nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
     ] = 30.0
-    world_size: Annotated[int, Meta(ge=1, le=255, description="Tensor-parallel ranks of the engines.")] = 1
+    world_size: Annotated[
+        Ranks,
+        Meta(
+            description="Tensor-parallel ranks of the engines; those in `source` where `dest_world_size` is given. "
+            "Models with multi-head latent attention have one copy whatever this says."
+        ),
+    ] = 1
+    dest_world_size: Annotated[
+        Ranks | None,
+        Meta(
+            description="Tensor-parallel ranks of the engines in `dest`; null: as many as in `source`. Where they "
+            "differ the bridge regroups the KV heads of each chunk on its way; path bridge only."
+        ),
+    ] = None
+    kv_layout: Annotated[
+        Literal["auto", "packed", "split"],
+        Meta(
+            description="How chunks hold heads, where the bridge regroups them. packed: each one's keys and values "
+            "side by side, as vLLM since 0.29 has it. split: all keys before all values. auto: packed in dialect "
+            "lmcache-mp, split in lmcache."
+        ),
+    ] = "auto"
+    separate_object_groups: Annotated[
+        bool,
+        Meta(
+            description="The LMCache servers run with `--separate-object-groups`: of sliding windows and linear states "
+            "only what the prompt's end needs is moved. Dialect lmcache-mp and path bridge only."
+        ),
+    ] = False
     dialect: Annotated[
         Literal["lmcache-mp", "lmcache"],
         Meta(
@@ -178,9 +258,13 @@ class LinkSettings(Section, frozen=True):
         ),
     ] = None
     chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Element type of the KV.")] = (
-        "bfloat16"
-    )
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "uint8", "fp8_e4m3fn"],
+        Meta(
+            description="Element type of the KV, which is part of the keys in dialect lmcache. KV in fp8 is stored as "
+            "uint8 or as fp8_e4m3fn."
+        ),
+    ] = "bfloat16"
     rate_mbit: Annotated[Positive, Meta(description="Rate to assume until one is measured, in Mbit/s.")] = 1000.0
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 BodyFormat = Literal["json", "multipart"]
 
 GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
-"""Passed on for the models of upstreams only: the gateway answers these itself for its own."""
+"""Passed on for the models of upstreams: the gateway answers these itself for its own, but for chats with media."""
 
 PASSED_PATHS: Mapping[str, BodyFormat] = {
     "/v1/responses": "json",
@@ -25,7 +25,7 @@ PASSED_PATHS: Mapping[str, BodyFormat] = {
 }
 """Paths that only ever pass on, and how their bodies come. The model is a field of the body."""
 
-SALTED_PATHS = frozenset({"/v1/responses"})
+SALTED_PATHS = frozenset({"/v1/chat/completions", "/v1/responses"})
 """Where an engine takes the tenant's cache salt as a field of the body."""
 UNSALTED_PATHS = frozenset({"/v1/messages"})
 """Where an engine fills its prefix cache and takes no salt: not for tenants whose caches are kept apart."""

@@ -58,7 +58,11 @@ class LimitSettings(Section, frozen=True):
         ),
     ] = 75
     max_connections: Annotated[
-        Count, Meta(description="Open connections; beyond, the longest idle one is closed for a new one.")
+        Count,
+        Meta(
+            description="Open connections, in TLS handshakes, too; beyond, one without a whole request makes room for "
+            "a new one. An address holds no more than are free. Never more than the descriptors less a quarter."
+        ),
     ] = 10_000
 
 
@@ -154,6 +158,14 @@ class Settings(Section, frozen=True):
         ),
     ] = ()
     health_interval_s: Annotated[Positive, Meta(description="Pause between two looks at an instance.")] = 1.0
+    canary_hold_s: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="How long a new engine process waits, at most, for its first canary to come back: until then "
+            "it shares no answer and no KV with others, and an MD answers alone. 0: not at all.",
+        ),
+    ] = 20.0
     canary_interval_s: Annotated[
         float,
         Meta(
@@ -290,6 +302,17 @@ def _check_link(where: str, link: LinkSettings) -> None:
         is_given = getattr(link, key) is not None
         if is_given != (link.path == path):
             raise BadSettings(f"{where}.{key}: path {link.path} {'has no' if is_given else 'needs a'} {key}")
+    for key in ("bridge_workers", "bridge_key_env"):
+        if link.path != "bridge" and getattr(link, key):
+            raise BadSettings(f"{where}.{key}: path {link.path} has no bridge")
+    if link.path != "bridge" and link.dest_world_size not in (None, link.world_size):
+        raise BadSettings(f"{where}.dest_world_size: path {link.path} does not regroup KV heads, only path bridge does")
+    if link.separate_object_groups and (link.path, link.dialect) != ("bridge", "lmcache-mp"):
+        raise BadSettings(f"{where}.separate_object_groups: only path bridge with dialect lmcache-mp has object groups")
+    if link.separate_object_groups and link.dest_world_size not in (None, link.world_size):
+        raise BadSettings(f"{where}.dest_world_size: chunks in object groups are not regrouped")
+    if link.dialect == "lmcache" and link.kv_layout == "packed":
+        raise BadSettings(f"{where}.kv_layout: LMCache inside the engines (dialect lmcache) knows split only")
     if link.dialect == "lmcache-mp" and link.hash_seed is not None:
         raise BadSettings(f"{where}.hash_seed: dialect lmcache-mp has none")
     if link.dialect == "lmcache" and link.hash_seed is None:

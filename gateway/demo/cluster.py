@@ -5,6 +5,8 @@ regions goes through one shaped link: the bridge's reading of A's store, and the
 """
 
 import asyncio
+import contextlib
+import random
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,6 +28,7 @@ KV_CHUNK_TOKENS = 64
 STORE_BYTES = 2 << 30
 CONTROL_TIMEOUT_S = 30.0
 ROLES = ("p", "rld", "md")
+PORTS = range(12000, 32000)
 
 
 def role_of(name: str) -> str:
@@ -270,12 +273,14 @@ async def start_all(children: Sequence[Child]) -> None:
 
 
 def find_free_ports(count: int) -> list[int]:
-    # All are held open together: closed one by one, the same port could come twice.
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports of this machine that nobody has, outside the range from which the kernel gives any away meanwhile."""
+    ports: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            ports.append(port)
+        if len(ports) == count:
+            return ports
+    raise DemoFailed(f"no {count} ports from {PORTS.start} to {PORTS.stop} are free")
 
 
 def _port(url: str) -> int:

@@ -1,4 +1,4 @@
-"""``pdd demo``: two regions on this machine, four scenarios, a table, and a gateway to play with."""
+"""``pdd demo``: two regions on this machine, five scenarios, a table, and a gateway to play with."""
 
 import argparse
 import asyncio
@@ -88,14 +88,14 @@ async def _show(
     rtt_s = await measure_rtt(cluster.through_link["md1"]) - await measure_rtt(cluster.children["md1"].url)
     console.print("[dim]warming up[/dim]")
     warm = await warm_up(base_url)
-    tokens = args.tokens or outlast_transfer(args, gateway.service.models[MODEL].kv_bytes_per_token, warm.median_itl_s)
+    tokens = args.tokens or outlast_transfer(args, gateway.service.models[MODEL].kv_bytes_per_token, warm.quick_itl_s)
     stage = ScenarioStage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
     runs = await run_scenarios(stage, args.words, tokens)
     print_table(console, runs, rtt_s)
     print_answer(console, runs["catch_up"])
     identical = all(run.identical for run in runs.values())
     verdict = "are those" if identical else "[bold red]are not those[/bold red]"
-    console.print(f"The token ids of all four answers {verdict} of a greedy run on one engine.")
+    console.print(f"The token ids of all five answers {verdict} of a greedy run on one engine.")
     if args.json is not None:
         figures = {name: run.figures() for name, run in runs.items()}
         document = {"tokens_identical": identical, "wan_rtt_s": round(rtt_s, 4), **figures}
@@ -103,7 +103,7 @@ async def _show(
     if not args.once:
         gateway.rulebook.replace(Rules())
         print_usage(console, base_url, MODEL)
-        request = {"model": MODEL, "max_tokens": tokens, "messages": [user(long_prompt(4, args.words))]}
+        request = {"model": MODEL, "max_tokens": tokens, "messages": [user(long_prompt(5, args.words))]}
         (cluster.folder / REQUEST).write_bytes(msgspec.json.encode(request))
         print_explain(console, cluster.folder / CONFIG, cluster.folder / REQUEST)
         console.print("Serving until Ctrl-C.")

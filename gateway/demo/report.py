@@ -12,6 +12,7 @@ COLOURS = {"P": "bold magenta", "RLD": "yellow", "MD": "cyan"}
 TITLES = {
     "naive": "naive: MD makes every token, after the KV has crossed",
     "one_shot": "relay, one-shot hand-off",
+    "fused": "relay, P writes on itself",
     "catch_up": "relay, catch-up hand-off",
     "second_turn": "second turn of that conversation",
 }
@@ -24,6 +25,7 @@ def print_table(console: Console, runs: dict[str, ScenarioRun], rtt_s: float) ->
         "plan",
         "prompt tokens",
         "TTFT s",
+        "2nd token ms",
         "joint gap ms",
         "median ITL ms",
         "P / RLD / MD",
@@ -36,6 +38,7 @@ def print_table(console: Console, runs: dict[str, ScenarioRun], rtt_s: float) ->
             f"{run.plan} ({run.reason})",
             str(run.prompt_tokens),
             f"{run.ttft_s:.2f}",
+            f"{run.second_token_s * 1000:.0f}",
             f"{run.joint_gap_s * 1000:.0f}",
             f"{run.median_itl_s * 1000:.1f}",
             " / ".join(str(count) for count in run.tokens.values()),

@@ -1,26 +1,30 @@
 """Builds models, instances and links from their settings."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.engines.cache_bound import CacheBoundEngine
 from backends.engines.patient import PatientEngine
 from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.fan import FannedPath
+from backends.kv.bridge.reshard import LayoutRefused, plan_lots
 from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
 from backends.kv.subscriber import EventSource
+from backends.types import HeadLayout, KvShape
 from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, ModelSettings
 from gateway.config.settings import Settings, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.kv_layers import KvSizeUnknown
-from gateway.fleet.kv_size import KvSize, size_kv
+from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
-from gateway.text.model import ModelDirectoryError, ServedModel, load_model, read_json
+from gateway.text.model import REASONING_FIELDS, ModelDirectoryError, ServedModel, load_model, read_json
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -36,14 +40,27 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
     served = {}
     for number, model in enumerate(settings.models):
         try:
-            served[model.name] = load_model(
+            loaded = load_model(
                 model.name,
                 Path(model.path),
                 reasoning_parser=model.reasoning_parser,
                 tool_parser=model.tool_parser,
+                context_tokens=model.context_tokens,
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
+        served[model.name] = replace(
+            loaded,
+            takes_media=loaded.takes_media if model.media == "auto" else model.media,
+            reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
+        )
+        if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
+            log.warning(
+                "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
+                "Set tool_parser, to none where that is wanted",
+                number,
+                model.name,
+            )
     return served
 
 
@@ -52,12 +69,61 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     return {
         model.name: ModelFacts(
             find_kv_bytes(number, model),
-            served[model.name].context_tokens,
+            served[model.name].context,
             model.cache_effective,
             model.kv_name or model.name,
+            find_kv_shape(model, _links_of(model, settings)),
+            find_kv_groups(model, _links_of(model, settings)),
         )
         for number, model in enumerate(settings.models)
     }
+
+
+def find_kv_groups(model: ModelSettings, links: Sequence[LinkSettings]) -> tuple[int | None, ...]:
+    """Groups of layers that LMCache may keep apart. Raises BadSettings where a link needs them and they are unknown."""
+    try:
+        return find_groups(read_json(Path(model.path) / "config.json", needed=True))
+    except (KvSizeUnknown, ModelDirectoryError) as error:
+        for link in links:
+            if link.separate_object_groups:
+                raise BadSettings(
+                    f"links[{link.source}->{link.dest}].separate_object_groups: the groups of {model.name} do not "
+                    f"follow from its config.json: {error}"
+                ) from None
+        return (None,)
+
+
+def _links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
+    regions = {engine.region for engine in settings.engines if engine.model == model.name}
+    return [link for link in settings.links if {link.source, link.dest} <= regions]
+
+
+def find_kv_shape(model: ModelSettings, links: Sequence[LinkSettings]) -> KvShape | None:
+    """How a model's KV is cut among ranks, if config.json tells it and ``kv_bytes_per_token`` does not differ.
+
+    Raises BadSettings where one of ``links`` regroups KV and that cannot be done.
+    """
+    try:
+        shape = find_shape(read_json(Path(model.path) / "config.json", needed=True), model.kv_dtype)
+        given = model.kv_bytes_per_token
+        if given is not None and abs(given - shape.token_bytes) > KV_TOLERANCE * shape.token_bytes:
+            raise KvSizeUnknown(f"kv_bytes_per_token is {given}, and config.json makes it {shape.token_bytes}")
+    except (KvSizeUnknown, ModelDirectoryError) as error:
+        shape, why = None, str(error)
+    for link in links:
+        if link.dest_world_size in (None, link.world_size) or (shape is not None and shape.layout == "latent"):
+            continue
+        if shape is None:
+            raise BadSettings(
+                f"links[{link.source}->{link.dest}].dest_world_size: the KV of {model.name} cannot be regrouped: {why}"
+            )
+        try:
+            plan_lots(shape, link.chunk_tokens, link.world_size, link.dest_world_size)
+        except LayoutRefused as error:
+            raise BadSettings(
+                f"links[{link.source}->{link.dest}].dest_world_size: model {model.name}: {error}"
+            ) from None
+    return shape
 
 
 def find_kv_bytes(number: int, model: ModelSettings) -> int:
@@ -159,12 +225,38 @@ def build_cache_spec(instance: Instance, engine: EngineSettings) -> CacheSpec:
     )
 
 
+def layout_of(link: LinkSettings) -> HeadLayout:
+    """How the chunks of a link hold heads."""
+    if link.kv_layout != "auto":
+        return link.kv_layout
+    return "split" if link.dialect == "lmcache" else "packed"
+
+
 def build_link(link: LinkSettings, pools: Pools) -> Link:
-    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``."""
+    """Build one link; whoever serves it is not asked yet. Engines that move KV themselves are found in ``pools``.
+
+    Raises BadSettings.
+    """
     path: MeasuredPath
+    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        seed = None if link.hash_seed == "no_vllm" else link.hash_seed
-        path = BridgePath(link.bridge, dtype=link.dtype, world_size=link.world_size, hash_seed=seed)
+        key = read_key(f"links[{link.source}->{link.dest}].bridge_key_env", link.bridge_key_env)
+        urls = [link.bridge, *link.bridge_workers]
+        bridges = [
+            BridgePath(
+                url,
+                dtype=link.dtype,
+                world_size=link.world_size,
+                dest_world_size=link.dest_world_size,
+                layout=layout_of(link),
+                separate_groups=link.separate_object_groups,
+                part=(number, len(urls)) if len(urls) > 1 else None,
+                key=key,
+                hash_seed=seed,
+            )
+            for number, url in enumerate(urls)
+        ]
+        path = FannedPath(bridges) if len(bridges) > 1 else bridges[0]
     elif link.cache_server is not None:
         path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
     else:
@@ -179,6 +271,10 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         link.chunk_tokens,
         rate_bytes_per_s,
         lease_s=link.lease_s,
+        lends=link.relay_kv == "nixl",
         dtype=link.dtype,
         world_size=link.world_size,
+        dest_world_size=link.dest_world_size,
+        has_groups=link.separate_object_groups,
+        hash_seed=seed,
     )

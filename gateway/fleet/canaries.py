@@ -1,175 +1,30 @@
-"""Keeps apart what does not belong together: sends canaries, and sorts the instances by what came of them.
-
-A canary is a short prompt through P, its KV path and a decode instance, against P alone. Greedy ids that differ mean
-that the two do not hold the same model, or that KV is spoilt on its way between them. Equal ids prove nothing of KV
-that crossed and that the decode instance did not take: it has computed the prompt itself. The same prompt under two
-salts shows whether an instance, or the store behind it, lets one tenant see what another cached.
-"""
+"""Keeps apart what does not belong together: sends canaries, and sorts the instances by what came of them."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
-from uuid import uuid4
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 from backends.errors import BackendError
-from backends.types import LegRequest, Sampling, TransferRequest
 from gateway.errors import reason_of
+from gateway.fleet.canary import (
+    CanaryPath,
+    CanaryUnread,
+    CanaryUnseen,
+    answers_alike,
+    find_leaks,
+    make_prompt,
+    make_salt,
+)
+from gateway.fleet.kv_probe import read_pair
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
-from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance, Pools
 from gateway.tasks import end_task
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel
 from policies.types import Role
-
-ANSWER_TOKENS = 8
-
-
-LEAST_PROMPT_TOKENS = 128
-"""Some blocks of any engine's prefix cache."""
-
-
-LEG_TIMEOUT_S = 60.0
-
-PATTERN = "one two three four five six seven eight nine ten "
-"""Said again and again it leaves a model in no doubt of what comes next, so that a rounding error changes nothing."""
-
-
-_GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
-
-
-@dataclass(frozen=True, slots=True)
-class CanaryPath:
-    """The link between the regions of a pair, and the stores' name of the model.
-
-    ``first_chunk_s``: how long after P's end the first chunk of its KV may take to come to its store.
-    """
-
-    link: Link
-    kv_name: str
-    first_chunk_s: float
-
-
-class CanaryUnread(Exception):
-    """KV crossed in vain: ``moved_tokens`` did, and the decode instance took ``cached_tokens`` from a cache."""
-
-    def __init__(self, moved_tokens: int, cached_tokens: int) -> None:
-        super().__init__(f"it took {cached_tokens} prompt tokens from a cache where KV of {moved_tokens} had crossed")
-        self.moved_tokens = moved_tokens
-        self.cached_tokens = cached_tokens
-
-
-class CanaryUnseen(Exception):
-    """P's KV never came to its store under the keys that were looked for."""
-
-
-def make_prompt(model: ServedModel, least_tokens: int) -> list[int]:
-    """Return more than ``least_tokens`` ids that no engine has seen: no cache knows them, and their KV must move."""
-    text = f"Canary {uuid4().hex}. "
-    while len(ids := model.encoder.encode_now(text)) <= max(least_tokens, LEAST_PROMPT_TOKENS):
-        text += PATTERN * 8
-    return list(ids)
-
-
-async def answers_alike(
-    prompt: Sequence[int], prefill: Instance, decode: Instance, crossing: CanaryPath | None
-) -> bool:
-    """Say whether a pair gives the ids that P gives alone.
-
-    Raises CanaryUnread where they are the same without the help of KV that had crossed, CanaryUnseen where none could
-    cross, and BackendError or TimeoutError when nothing was learnt.
-    """
-    expected, _ = await _ask(prefill, prompt, ANSWER_TOKENS)
-    if crossing is not None:
-        await _move(crossing, prompt, prefill, decode)
-    answer, cached_tokens = await _ask(decode, prompt, ANSWER_TOKENS)
-    if crossing is not None and cached_tokens is not None and answer == expected:
-        moved_tokens = _count_moved(prompt, crossing.link, decode)
-        if cached_tokens < moved_tokens:
-            raise CanaryUnread(moved_tokens, cached_tokens)
-    return answer == expected
-
-
-def _count_moved(prompt: Sequence[int], link: Link, decode: Instance) -> int:
-    """Tokens of the full chunks, in whole blocks of the engine. It computes a prompt's last token in any case."""
-    if link.path.traits.lends:
-        return 0
-    block_tokens = (decode.capabilities.block_size_tokens if decode.capabilities else None) or 1
-    chunked = len(prompt) // link.chunk_tokens * link.chunk_tokens
-    return min(chunked, len(prompt) - 1) // block_tokens * block_tokens
-
-
-async def find_leaks(prompt: Sequence[int], instances: Sequence[Instance]) -> dict[str, bool]:
-    """Say of each instance, by id, whether it saw one salt's prompt cached under another; absent: it does not say.
-
-    Raises BackendError or TimeoutError: nothing was learnt.
-    """
-    for instance in instances:
-        await _ask(instance, prompt, 1, salt="canary-a")
-    found = {}
-    for instance in instances:
-        _, cached_tokens = await _ask(instance, prompt, 1, salt=f"canary-{uuid4().hex}")
-        if cached_tokens is not None:
-            found[instance.spec.id] = cached_tokens > 0
-    return found
-
-
-async def _ask(
-    instance: Instance, prompt: Sequence[int], max_tokens: int, salt: str | None = None
-) -> tuple[list[int], int | None]:
-    """Return the ids of a greedy leg, and how many prompt tokens the engine took from a cache."""
-    leg = LegRequest(
-        f"canary-{uuid4().hex}",
-        instance.spec.model,
-        prompt,
-        max_tokens,
-        sampling=_GREEDY,
-        data_parallel_rank=_rank_of(instance),
-    )
-    ids: list[int] = []
-    cached_tokens = None
-    async with asyncio.timeout(LEG_TIMEOUT_S):
-        with instance.occupied():
-            async with aclosing(instance.engine.generate(replace(leg, cache_salt=salt))) as stream:
-                async for chunk in stream:
-                    ids += chunk.token_ids
-                    if chunk.usage is not None:
-                        cached_tokens = chunk.usage.cached_tokens
-    return ids, cached_tokens
-
-
-def _rank_of(instance: Instance) -> int | None:
-    """The rank that canaries go to, so that one finds what another left."""
-    return 0 if instance.data_parallel_size > 1 else None
-
-
-async def _move(crossing: CanaryPath, prompt: Sequence[int], prefill: Instance, decode: Instance) -> None:
-    link = crossing.link
-    request = TransferRequest(
-        f"canary-{uuid4().hex}",
-        link.dialect,
-        crossing.kv_name,
-        prompt,
-        link.chunk_tokens,
-        served_model=decode.spec.model,
-        prefill=prefill.spec.id,
-        main=decode.spec.id,
-        prefill_rank=_rank_of(prefill),
-        main_rank=_rank_of(decode),
-    )
-    first_chunk = asyncio.timeout(crossing.first_chunk_s)
-    try:
-        async with asyncio.timeout(LEG_TIMEOUT_S), first_chunk, aclosing(link.path.transfer(request)) as stream:
-            async for progress in stream:
-                if progress.first_seen:
-                    first_chunk.reschedule(None)
-    except TimeoutError:
-        if not first_chunk.expired() or not link.view().up:
-            raise
-        raise CanaryUnseen(link.describe_unseen(crossing.kv_name, False, crossing.first_chunk_s)) from None
-
 
 log = logging.getLogger(__name__)
 
@@ -178,14 +33,31 @@ Pair = tuple[str, str]
 
 MOST_PREFILLS = 3
 """Prefill instances that a decode instance is tried with before it is believed to differ from all."""
+MOST_AT_ONCE = 4
+"""Decode instances of a model that are checked beside each other."""
+FIRST_RETRY_S = 1.0
+LONGEST_RETRY_S = 60.0
 
 
 class NoWay(Exception):
     """No KV can go from one region to the other at present."""
 
 
+class _Round:
+    """What came of one round: ``judged``: pairs of which something was learnt; ``slow``: those that took too long."""
+
+    def __init__(self) -> None:
+        self.judged: set[Pair] = set()
+        self.slow: set[Pair] = set()
+
+    def find_stuck(self) -> set[str]:
+        """Return the instances whose canaries all took too long, though the other side's others came back."""
+        fine = {id_ for pair in self.judged for id_ in pair}
+        return {id_ for pair in self.slow for id_, other in (pair, pair[::-1]) if id_ not in fine and other in fine}
+
+
 class CanaryWatch:
-    """One round when engine processes are new, and one each ``interval_s``; one canary at a time.
+    """One round when engine processes are new, and one each ``interval_s``.
 
     ``find_crossing`` gives the KV path for a model between the regions of a P and a decode instance, None within one
     region. Raises NoWay. ``least_tokens`` tells what canaries must be longer than for their KV to move and to be used.
@@ -200,26 +72,43 @@ class CanaryWatch:
         interval_s: float,
         metrics: Metrics,
         trust: KvTrust,
+        sizes: KvSizes,
     ) -> None:
         self._models = models
         self._pools = pools
         self._find_crossing = find_crossing
         self._least_tokens = least_tokens
         self._interval_s = interval_s
+        self._hold_s = 0.0
         self._metrics = metrics
         self._trust = trust
+        self._sizes = sizes
         self._alike: dict[Pair, bool] = {}
         self._new: set[str] = set()
         self._news = asyncio.Event()
         self._round = 0
+        self._retry_s = FIRST_RETRY_S
         self._task: asyncio.Task[None] | None = None
+
+    def hold_new(self, most_s: float) -> None:
+        """Keep engine processes that are new from now on apart until their first verdict, for a bounded time."""
+        self._hold_s = most_s
 
     def notice(self, instance: Instance) -> None:
         """Another engine process answers for this instance: what was known of it is void."""
         id_ = instance.spec.id
         self._alike = {pair: alike for pair, alike in self._alike.items() if id_ not in pair}
-        instance.fingerprint, instance.leaks_salts = "", False
+        instance.fingerprint, instance.leaks_salts, instance.stuck = "", False, False
+        instance.held_until_s = self._pools.clock() + self._hold_s
         self._new.add(id_)
+        self._retry_s = FIRST_RETRY_S
+        self._news.set()
+
+    def recheck(self, regions: Iterable[str]) -> None:
+        """Something between these regions has changed: check their instances soon."""
+        around = set(regions)
+        self._new |= {instance.spec.id for instance in self._pools.instances if instance.spec.region in around}
+        self._retry_s = FIRST_RETRY_S
         self._news.set()
 
     async def start(self) -> None:
@@ -230,22 +119,70 @@ class CanaryWatch:
         """Stop, and close the legs that run."""
         await end_task(self._task)
 
+    def list_odd(self) -> list[str]:
+        """Tell of instances that take no part in split answers for now, one line each."""
+        now_s = self._pools.clock()
+        lines = []
+        for instance in self._pools.instances:
+            name = f"{instance.spec.model}: {instance.spec.role} {instance.spec.id}"
+            if instance.stuck:
+                lines.append(f"{name} is left out: its canaries take too long, those of its peers do not")
+            elif instance.is_apart(now_s):
+                lines.append(f"{name} is new: its first canary is not back")
+            elif instance.fingerprint:
+                lines.append(f"{name} gives other tokens than its peers: it is not paired with them")
+        return lines
+
     async def check(self, only: set[str] | None = None) -> None:
         """Do one round; with ``only``, over the pairs that these instances are part of."""
         self._round += 1
-        for name, model in self._models.items():
-            for decode, prefills in self._find_pairs(name, only):
-                await self._check_decode(model, decode, prefills)
-            self._apply(name)
+        async with asyncio.TaskGroup() as tasks:
+            for model in self._models.values():
+                tasks.create_task(self._check_model(model, only))
 
     async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        all_due_s = loop.time() + self._interval_s
         while True:
+            again_s = loop.time() + self._retry_s if self._new else all_due_s
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._interval_s):
+                async with asyncio.timeout_at(min(again_s, all_due_s)):
                     await self._news.wait()
             new, self._new = self._new, set()
             self._news.clear()
+            if loop.time() >= all_due_s:
+                all_due_s = loop.time() + self._interval_s
+                new = set()
             await self.check(new or None)
+            if self._new and not self._news.is_set():
+                self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+
+    async def _check_model(self, model: ServedModel, only: set[str] | None) -> None:
+        places, found = asyncio.Semaphore(MOST_AT_ONCE), _Round()
+
+        async def check(decode: Instance, prefills: list[Instance]) -> None:
+            async with places:
+                await self._check_decode(model, decode, prefills, found)
+
+        async with asyncio.TaskGroup() as tasks:
+            for decode, prefills in self._find_pairs(model.name, only):
+                tasks.create_task(check(decode, prefills))
+        self._apply(model.name)
+        self._release(model.name, only, found)
+
+    def _release(self, model: str, only: set[str] | None, found: _Round) -> None:
+        """Let go of those that have a verdict, tell of those that are stuck, and come back to the rest of them soon."""
+        fine = {id_ for pair in found.judged for id_ in pair}
+        stuck = found.find_stuck()
+        for instance in self._pools.of_model(model):
+            id_ = instance.spec.id
+            if id_ in fine:
+                instance.held_until_s, instance.stuck = 0.0, False
+            elif id_ in stuck and not instance.stuck:
+                log.error("%s is left out: its canaries take too long, those of its peers do not", id_)
+                instance.stuck = True
+            if instance.reachable and id_ not in fine and (id_ in (only or ()) or instance.stuck):
+                self._new.add(id_)
 
     def _find_pairs(self, model: str, only: set[str] | None) -> Iterator[tuple[Instance, list[Instance]]]:
         """Give each decode instance that is to be checked, with the prefill instances to try, one after the other."""
@@ -268,43 +205,88 @@ class CanaryWatch:
                 yield decode, fresh + [instance for instance in in_turn if instance not in fresh]
             seen_roles.add(role)
 
-    async def _check_decode(self, model: ServedModel, decode: Instance, prefills: list[Instance]) -> None:
+    async def _check_decode(
+        self, model: ServedModel, decode: Instance, prefills: list[Instance], found: _Round
+    ) -> None:
         """Try prefill instances until one is alike; try those again that were not."""
         was_different = [p for p in prefills[1:] if self._alike.get((p.spec.id, decode.spec.id)) is False]
         others = was_different + [p for p in prefills[1:] if p not in was_different]
-        found = await self._compare(model, prefills[0], decode)
+        alike = await self._compare(model, prefills[0], decode, found)
         for prefill in others[: MOST_PREFILLS - 1]:
-            if found is not False and prefill not in was_different:
+            if alike is not False and prefill not in was_different:
                 break
-            found = await self._compare(model, prefill, decode)
+            alike = await self._compare(model, prefill, decode, found)
         await self._check_salts(model, prefills[0], decode)
 
-    async def _compare(self, model: ServedModel, prefill: Instance, decode: Instance) -> bool | None:
+    async def _compare(self, model: ServedModel, prefill: Instance, decode: Instance, found: _Round) -> bool | None:
         """Say whether a pair is alike; None: nothing was learnt. A difference counts when it is seen twice."""
-        route = prefill.spec.region, decode.spec.region
+        pair = prefill.spec.id, decode.spec.id
         try:
             crossing = self._find_crossing(model.name, prefill, decode)
-            alike = await answers_alike(self._make_prompt(model), prefill, decode, crossing)
-            alike = alike or await answers_alike(self._make_prompt(model), prefill, decode, crossing)
+            if crossing is not None:
+                crossing = await self._fit(model, prefill, decode, crossing)
+            alike = await self._are_alike(model, prefill, decode, crossing, None)
+            if alike and crossing is not None and crossing.is_salted:
+                await self._are_alike(model, prefill, decode, crossing, make_salt())
         except (BackendError, TimeoutError, NoWay) as error:
+            if isinstance(error, TimeoutError):
+                found.slow.add(pair)
             self._metrics.canaries.labels("failed").inc()
-            log.info("no canary of %s and %s: %s", prefill.spec.id, decode.spec.id, reason_of(error))
+            log.info("no canary of %s and %s: %s", *pair, reason_of(error))
             return None
+        found.judged.add(pair)
+        if alike is not None:
+            self._alike[pair] = alike
+        return alike
+
+    async def _fit(
+        self, model: ServedModel, prefill: Instance, decode: Instance, crossing: CanaryPath
+    ) -> CanaryPath | None:
+        """Leave out of the canary's way what the two engines' stores contradict; None: nothing shall cross."""
+        read = await read_pair(lambda: self._make_prompt(model), prefill, decode, crossing)
+        route, wrong, unsalted = crossing.link.route, read.contradictions(), read.lost_salts()
+        if read.prefill is not None and not crossing.link.has_groups:
+            token_bytes = read.prefill.bytes_of_token(read.terms.heads)
+            if token_bytes is not None:
+                self._sizes.note(model.name, crossing.kv_bytes_per_token, token_bytes)
+        if wrong:
+            self._metrics.canaries.labels("odd_keys").inc()
+            self._trust.note_contradiction(route, model.name, "; ".join(wrong))
+            return None
+        if unsalted and crossing.is_salted:
+            self._metrics.canaries.labels("odd_keys").inc()
+            self._trust.note_contradiction(route, model.name, "; ".join(unsalted), salts_only=True)
+            return replace(crossing, is_salted=False)
+        return crossing
+
+    async def _are_alike(
+        self, model: ServedModel, prefill: Instance, decode: Instance, crossing: CanaryPath | None, salt: str | None
+    ) -> bool | None:
+        """Compare their tokens, and note what became of the KV; None: it did not cross."""
+        route, is_salted = (prefill.spec.region, decode.spec.region), salt is not None
+        try:
+            alike = await answers_alike(self._make_prompt(model), prefill, decode, crossing, salt)
+            alike = alike or await answers_alike(self._make_prompt(model), prefill, decode, crossing, salt)
         except CanaryUnseen as error:
             self._metrics.canaries.labels("unseen").inc()
-            self._trust.note_unseen(route, model.name, str(error), at_once=True)
+            self._trust.note_unseen(route, model.name, str(error), at_once=True, is_salted=is_salted)
             return None
         except CanaryUnread as error:
             self._metrics.canaries.labels("unread").inc()
             self._trust.note_unread(
-                route, model.name, decode.spec.id, error.moved_tokens, error.cached_tokens, at_once=True
+                route,
+                model.name,
+                decode.spec.id,
+                error.moved_tokens,
+                error.cached_tokens,
+                at_once=True,
+                is_salted=is_salted,
             )
-            self._alike[prefill.spec.id, decode.spec.id] = True  # their tokens are; only the KV between them is not
-            return True
+            return True  # their tokens are alike; only the KV between them is not
         if crossing is not None and alike:
-            self._trust.note_read(route, model.name)
+            self._trust.note_read(route, model.name, is_salted=is_salted)
+            self._sizes.prove(model.name)
         self._metrics.canaries.labels("alike" if alike else "different").inc()
-        self._alike[prefill.spec.id, decode.spec.id] = alike
         return alike
 
     async def _check_salts(self, model: ServedModel, prefill: Instance, decode: Instance) -> None:

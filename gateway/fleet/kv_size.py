@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from backends.types import KvShape
 from gateway.fleet.kv_layers import (
     Config,
     Keeps,
@@ -100,13 +101,7 @@ def size_kv(config: Config, kv_dtype: str = "auto") -> KvSize:
 
     ``kv_dtype`` is one of ELEMENT_BYTES, or auto: the one that the model is written in, bfloat16 where it names none.
     """
-    text = _find_text(config)
-    for key, reason in _NOT_COMPUTED.items():
-        if text.get(key):
-            raise KvSizeUnknown(f"{key} is set ({reason})")
-    family = str(text.get("model_type"))
-    text = {**_FAMILIES.get(family, {}), **text, "model_type": family}
-    written = _written_dtype(text, config)
+    text, written = _read(config)
     dtype = written if kv_dtype == "auto" else kv_dtype
     per_token = window_bytes = states = 0
     for layer, kept in _attentions(text):
@@ -119,6 +114,54 @@ def size_kv(config: Config, kv_dtype: str = "auto") -> KvSize:
     fixed = window_bytes * (find_window(text) or 0)
     fixed += states * _state_bytes(text, ELEMENT_BYTES[written]) if states else 0
     return KvSize(per_token, fixed, per_token + window_bytes)
+
+
+def find_shape(config: Config, kv_dtype: str = "auto") -> KvShape:
+    """Say how a model's KV is cut among ranks. Raises KvSizeUnknown, also for layers that are not all alike."""
+    text, written = _read(config)
+    if whole_number(text, "kv_lora_rank") is not None:
+        return KvShape("latent", 1, 1, size_kv(config, kv_dtype).per_token_bytes)
+    shapes = []
+    for layer, kept in _attentions(text):
+        if Keeps.STATE in kept:
+            raise KvSizeUnknown("some layers keep states")
+        if kept:
+            is_windowed = Keeps.WINDOW in kept
+            shapes.append((_kv_heads(layer, is_windowed), _head_dim(layer, is_windowed)))
+    if len(set(shapes)) != 1:
+        raise KvSizeUnknown("its layers have different heads")
+    heads, head_dim = shapes[0]
+    if (whole_number(text, "v_head_dim") or head_dim) != head_dim:
+        raise KvSizeUnknown("v_head_dim is set: keys and values have different sizes")
+    return KvShape("packed", len(shapes), heads, head_dim * ELEMENT_BYTES[written if kv_dtype == "auto" else kv_dtype])
+
+
+def find_groups(config: Config) -> tuple[int | None, ...]:
+    """Object groups of LMCache with ``--separate-object-groups``: how many of the last tokens each needs, None: all.
+
+    They are numbered by their first layer. A state is needed once, at the end. Raises KvSizeUnknown.
+    """
+    text, _ = _read(config)
+    groups: dict[Keeps, int | None] = {}
+    for _, kept in _attentions(text):
+        if Keeps.STATE in kept and kept is not Keeps.STATE:
+            raise KvSizeUnknown("layers have heads and a state side by side")
+        if kept is Keeps.WINDOW and text.get("attention_chunk_size") is not None:
+            kept = Keeps.ALL  # chunked attention is no sliding window to LMCache
+        if kept:
+            groups[kept] = {Keeps.ALL: None, Keeps.WINDOW: find_window(text), Keeps.STATE: 1}[kept]
+    return tuple(groups.values())
+
+
+def _read(config: Config) -> tuple[Config, str]:
+    """The language model's part with what its family leaves out, and the type that the model is written in."""
+    text = _find_text(config)
+    for key, reason in _NOT_COMPUTED.items():
+        if text.get(key):
+            raise KvSizeUnknown(f"{key} is set ({reason})")
+    family = str(text.get("model_type"))
+    text = {**_FAMILIES.get(family, {}), **text, "model_type": family}
+    return text, _written_dtype(text, config)
 
 
 def _attentions(text: Config) -> Iterator[tuple[Config, Keeps]]:

@@ -8,8 +8,9 @@ from typing import Protocol
 
 from backends.base import KvPath
 from backends.errors import BackendError
-from backends.types import LinkState
+from backends.types import KvShape, LinkState, StoreSide
 from gateway.errors import reason_of
+from gateway.fleet.kv_reading import LinkTerms
 from gateway.tasks import TaskSet
 from policies.types import LinkView
 from policies.where import Where
@@ -39,10 +40,32 @@ class Link:
     chunk_tokens: int
     assumed_rate_bytes_per_s: float
     lease_s: float = 30.0
-    """How long P keeps KV that it lends, on a path whose engines lend."""
+    """How long P keeps KV that it lends, where engines lend."""
+    lends: bool = False
+    """Engines of the source region lend each other KV, beside what takes it over the link."""
     dtype: str = "float32"
     world_size: int = 1
+    dest_world_size: int | None = None
+    has_groups: bool = False
+    hash_seed: int | None = None
     state: LinkState | None = None
+
+    def terms(self, side: StoreSide, kv_name: str, shape: KvShape | None = None, groups: int = 1) -> LinkTerms:
+        """What it takes for granted of a model's KV in one of its stores; ``groups``: those that may be kept apart."""
+        world_size = self.world_size if side == "source" else self.dest_world_size or self.world_size
+        heads = None if shape is None else shape.heads
+        if shape is not None and shape.layout == "latent":
+            world_size = 1
+        return LinkTerms(
+            self.dialect,
+            kv_name,
+            self.chunk_tokens,
+            self.hash_seed,
+            self.dtype,
+            world_size,
+            heads,
+            groups if self.has_groups else 1,
+        )
 
     @property
     def route(self) -> tuple[str, str]:
@@ -71,6 +94,7 @@ class Link:
             can_stop=traits.can_stop,
             reports_progress=traits.reports_progress,
             overlaps_prefill=traits.overlaps_prefill,
+            lends=self.lends or traits.lends,
         )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
-from backends.types import Capabilities, EngineLoad, LegRequest
+from backends.types import Capabilities, EngineLoad, KvShape, LegRequest
 from gateway.fleet.blame import Blame, Charges, Culprit
+from gateway.text.context import ContextLength
 from policies.types import InstanceView, Role
 from policies.valley import PrefillCurve
 
@@ -67,6 +68,10 @@ class Instance:
     """Other than "" for one whose greedy ids differ from what its peers make of the same prompt."""
     leaks_salts: bool = False
     """It took KV of one cache salt for a prompt with another."""
+    held_until_s: float = 0.0
+    """Until then it waits for its first canary: it answers whole requests, and nobody shares KV with it."""
+    stuck: bool = False
+    """Its canaries take too long, though its peers' do not."""
     _on_idle: Callable[[], object] | None = None
     _seen: tuple[object, ...] = ()
     _view: InstanceView | None = None
@@ -141,6 +146,10 @@ class Instance:
         """Whether new requests may go to it."""
         return self.alive(now_s) and not self.draining
 
+    def is_apart(self, now_s: float) -> bool:
+        """Whether it may share no answer with others, as nothing is known yet of its tokens and its KV."""
+        return self.stuck or now_s < self.held_until_s
+
     def view(self, now_s: float) -> InstanceView:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
         seen = (
@@ -151,6 +160,7 @@ class Instance:
             self.capabilities,
             self.itl_s,
             self.fingerprint,
+            self.is_apart(now_s),
             self.leaks_salts,
         )
         if self._view is None or self._seen != seen:
@@ -174,7 +184,8 @@ class Instance:
             max_model_len=capabilities.max_model_len if capabilities else None,
             itl_s=self.itl_s,
             curve=self.spec.curve,
-            fingerprint=self.fingerprint,
+            fingerprint=f"?{self.spec.id}" if self.is_apart(now_s) else self.fingerprint,
+            judged=not self.is_apart(now_s),
             streams_ids=capabilities.streams_token_ids if capabilities else True,
             leaks_salts=self.leaks_salts,
         )
@@ -203,6 +214,11 @@ class Pools:
     def of_model(self, model: str) -> list[Instance]:
         """Instances that serve a model, whatever their state."""
         return [instance for instance in self.instances if instance.spec.model == model]
+
+    def context_lengths(self, model: str) -> list[int]:
+        """What a model's engines tell of the most tokens that they take; a plan may use any of them."""
+        found = [one.capabilities for one in self.instances if one.spec.model == model]
+        return [known.max_model_len for known in found if known is not None and known.max_model_len]
 
     def places(self, model: str) -> int:
         """Answers that all MD instances of a model batch at once."""
@@ -270,10 +286,14 @@ class ModelFacts:
     """What a plan needs to know of a model beside its engines."""
 
     kv_bytes_per_token: int
-    context_tokens: int
+    context: ContextLength
     cache_effective: bool
     kv_name: str
     """What the KV stores call it."""
+    kv_shape: KvShape | None = None
+    """How its KV is cut among ranks; None where that does not follow from its config.json."""
+    kv_groups: tuple[int | None, ...] = (None,)
+    """Groups of layers as LMCache may keep them apart: how many of the last tokens each needs, None: all."""
 
 
 def store_id(region: str, model: str) -> str:

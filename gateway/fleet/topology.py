@@ -94,7 +94,9 @@ class LiveTopology:
         index: PrefixIndex,
         clock: Callable[[], float],
         on_known: Callable[[Instance, EngineSettings], None],
+        on_link: Callable[[str, str], None],
     ) -> None:
+        self._on_link = on_link
         self._base = settings
         self._found: dict[str, Found] = {}
         self._document = Topology()
@@ -108,7 +110,7 @@ class LiveTopology:
         self.pools = Pools([], clock)
         self.links = Links({}, 1.0)
         self.watch = HealthWatch([], settings.health_interval_s, self._note_known)
-        self._change(settings, ())
+        self._change(settings, (), is_first=True)
 
     async def start(self) -> None:
         """Ask every engine and link once, then go on in the background."""
@@ -149,7 +151,7 @@ class LiveTopology:
         leaving = {id_ for found in self._found.values() for id_ in found.draining}
         self._change(overlay(settings, topology), leaving.union(topology.draining))
 
-    def _change(self, settings: Settings, draining: Iterable[str]) -> None:
+    def _change(self, settings: Settings, draining: Iterable[str], is_first: bool = False) -> None:
         """Build all that is new, then swap; nothing has changed when building fails. Raises BadSettings."""
         engines = {engine.id: engine for engine in settings.engines}
         links = {(link.source, link.dest): link for link in settings.links}
@@ -162,7 +164,10 @@ class LiveTopology:
         self.links.replace(paths)
         for instance in gone:
             self._retire(instance, replaced=instance.spec.id in engines)
+        others = [] if is_first else [key for key, link in links.items() if self._links.get(key) != link]
         self._follow_stores(settings, links)
+        for key in others:
+            self._on_link(*key)
         drained = set(draining)
         for instance in instances:
             instance.draining = instance.spec.id in drained

@@ -6,8 +6,7 @@ known to read in different ways is refused here.
 """
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +18,9 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from backends.transport.accepting import Guest
 from gateway.errors import GatewayError, encode_error
+from gateway.http.doors import Doors
 from gateway.http.proxies import IpNetwork, find_client
 
 MOST_HEAD_BYTES = 64 << 10
@@ -68,6 +69,7 @@ def write_without_upgrade(method: bytes, target: bytes, headers: HeaderLines) ->
 
 
 TRANSPORT = "transport"
+NO_ROOM = GatewayError(503, "The gateway has too many connections.", code="overloaded", retry_after_s=1.0)
 
 
 class HeadRefused(Exception):
@@ -79,13 +81,11 @@ class Edge:
     """What the connections of one listener share. ``trusted``: proxies whose X-Forwarded-For is believed."""
 
     head_timeout_s: float = 30.0
-    most_connections: int = 10_000
     trusted: Sequence[IpNetwork] = ()
-    idle: "OrderedDict[EdgeProtocol, None]" = field(default_factory=OrderedDict)
-    """Connections without a request, the longest idle first."""
+    doors: Doors = field(default_factory=Doors)
 
 
-class EdgeProtocol(HttpToolsProtocol):
+class EdgeProtocol(HttpToolsProtocol, Guest):
     """uvicorn's HTTP protocol, stricter; it lets an endpoint cut its connection, and streams to HTTP/1.0 clients.
 
     A head must be there whole within a time and a size, also on a connection that was used before. A head that is not
@@ -102,6 +102,9 @@ class EdgeProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._edge = edge if edge is not None else Edge()
+        self.abandon: Callable[[], object] | None = None
+        """Ends the connection while it has no transport yet."""
+        self.sent_bytes = 0
         self._in_head = True
         self._pending_bytes = 0
         """Bytes that came since the last of which something was made: a head, or a piece of a body."""
@@ -113,29 +116,29 @@ class EdgeProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request; make room when there are too many connections."""
+        """Wait for the first request."""
         super().connection_made(transport)
-        idle = self._edge.idle
-        if len(self.connections) > self._edge.most_connections:
-            if not idle:
-                self._refuse(GatewayError(503, "The gateway has too many connections.", code="overloaded"))
-                return
-            idle.popitem(last=False)[0].transport.close()
-        idle[self] = None
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._edge.idle.pop(self, None)
+        self._edge.doors.leave(self)
         self._stop_timer()
         super().connection_lost(exc)
+
+    def drop(self) -> None:
+        """End the connection at once; another one needs its place."""
+        if self.abandon is not None:
+            self.abandon()
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Parse, within the bounds of a head."""
         if self._refused or self.transport.is_closing():
             return
         self._pending_bytes += len(data)
+        self.sent_bytes += len(data)
         if self._in_head:
-            self._edge.idle.pop(self, None)
             self._start_timer()
         self._unset_keepalive_if_required()
         try:
@@ -171,6 +174,7 @@ class EdgeProtocol(HttpToolsProtocol):
         self._in_head = False
         self._pending_bytes = 0
         self._stop_timer()
+        self._edge.doors.serve(self)
         if self.client is not None and self._edge.trusted:
             peer = find_client(self.client[0], self.headers, self._edge.trusted)
             self.scope["client"] = (peer, self.client[1] if peer == self.client[0] else 0)
@@ -197,7 +201,7 @@ class EdgeProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-            self._edge.idle[self] = None
+            self._edge.doors.wait(self)
 
     def on_response_complete(self) -> None:
         """Be idle, or give the rest of a body that nobody read as long as a head."""
@@ -207,7 +211,7 @@ class EdgeProtocol(HttpToolsProtocol):
         if not self._in_head:
             self._start_timer()
         elif self.cycle.response_complete and self._timer is None:
-            self._edge.idle[self] = None
+            self._edge.doors.wait(self)
 
     def _parse(self, data: bytes) -> None:
         while True:
@@ -228,13 +232,11 @@ class EdgeProtocol(HttpToolsProtocol):
         What the client still sends is thrown away for a while, as closing on it would take the answer away from it.
         """
         self._refused = True
-        self._edge.idle.pop(self, None)
+        self._edge.doors.wait(self)
         if self.pipeline or (self._asked and self.cycle.response_started and not self.cycle.response_complete):
             self.transport.abort()
             return
-        body = encode_error(error)
-        head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        self.transport.write(head.encode() + b"connection: close\r\n\r\n" + body)
+        self.transport.write(spell_refusal(error))
         if self.transport.can_write_eof():
             self.transport.write_eof()
             self._stop_timer()
@@ -257,6 +259,13 @@ class EdgeProtocol(HttpToolsProtocol):
             self._refuse(GatewayError(408, "The request did not arrive in time."))
         else:
             self.transport.close()
+
+
+def spell_refusal(error: GatewayError) -> bytes:
+    """Return an answer that ends its connection."""
+    body = encode_error(error)
+    head = f"HTTP/1.1 {error.status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"connection: close\r\n\r\n" + body
 
 
 def cut_connection(scope: Scope) -> None:

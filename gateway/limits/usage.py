@@ -94,6 +94,8 @@ class UsageMeter:
         self._new: dict[UsageHour, dict[str, Use]] = {}
         self._sent: dict[UsageHour, _Batch] = {}
         self._task: asyncio.Task[None] | None = None
+        self.total = Use()
+        """Of all tenants, since this process began."""
         self._redis = redis.client("usage", timeout_s)
         self._counters = {
             name: Counter(f"pdd_tenant_{name}", text, ["tenant"], registry=registry)
@@ -116,6 +118,7 @@ class UsageMeter:
 
     def note(self, tenant: str, model: str, use: Use) -> None:
         """Count. ``tenant`` must be one that was identified, as it becomes a label."""
+        self.total.add(use)
         hour = int(self._clock()) // HOUR_S
         self._new.setdefault((tenant, hour), {}).setdefault(model, Use()).add(use)
         completion = use.p_tokens + use.rld_tokens + use.md_tokens + use.other_tokens

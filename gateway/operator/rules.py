@@ -72,7 +72,7 @@ def rehearse(router: Router, timelines: Iterable[Timeline], new: RuleBook) -> It
 
 
 def _decide(router: Router, decision: Decision, rules: Rules) -> str:
-    snapshot = router.snapshot(decision.facts.model, decision.facts.session)
+    snapshot = router.snapshot(decision.facts.model, decision.facts.session, decision.facts.salted)
     try:
         return spell_plan(choose_plan(decision.facts, snapshot, rules, random.Random(0)).plan)
     except NoInstance as error:

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api.endpoint import Access, ReceivedRequest, RequestLimits, parse, serve_request
 from gateway.api.fields import find_internal, without_internal
-from gateway.api.media import check_media
+from gateway.api.media import check_media, count_media_bytes
 from gateway.api.models import is_allowed, no_such_model, resolve_name
 from gateway.api.prepare import Caller, check_prompt_limit
 from gateway.config.paths import PASSED_PATHS, SALTED_PATHS, UNSALTED_PATHS, BodyFormat
@@ -32,7 +32,7 @@ from policies.where import Where
 
 JSON = "application/json"
 BYTES_A_TOKEN = 4
-"""Guess of a body's tokens where nothing tells them: four bytes each."""
+"""Guess of a text's tokens where nothing tells them: four bytes each."""
 PROMPTS = ("prompt", "input")
 """Fields that may hold token ids."""
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -67,7 +67,8 @@ class PassthroughService:
         check_id_prompts(value, caller)
         most_tokens = find_output_limit(value, caller)
         request = PassedRequest(request_id, path, model, body, picked, Where.of(caller.rules))
-        await self._pass_on(request, caller, most_tokens, client)
+        text_bytes = max(0, len(body) - count_media_bytes(value))
+        await self._pass_on(request, caller, text_bytes // BYTES_A_TOKEN, most_tokens, client)
 
     async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a form on, written anew. Raises GatewayError, AnswerBroken."""
@@ -86,7 +87,11 @@ class PassthroughService:
         data, content_type = write_form([named[0] if part.name == "model" else part for part in parts])
         picked = pick_request_headers(headers, content_type, request_id)
         await self._pass_on(
-            PassedRequest(request_id, path, model, data, picked, Where.of(caller.rules)), caller, 0, client
+            PassedRequest(request_id, path, model, data, picked, Where.of(caller.rules)),
+            caller,
+            len(data) // BYTES_A_TOKEN,
+            0,
+            client,
         )
 
     def _find_salt(self, path: str, model: str, caller: Caller) -> str | None:
@@ -98,14 +103,15 @@ class PassthroughService:
             raise GatewayError(404, message, code="unsupported_path", param="model")
         return salt if path in SALTED_PATHS else None
 
-    async def _pass_on(self, request: PassedRequest, caller: Caller, most_output_tokens: int, client: Client) -> None:
+    async def _pass_on(
+        self, request: PassedRequest, caller: Caller, prompt_tokens: int, most_output_tokens: int, client: Client
+    ) -> None:
         servers = self.servers
         if not servers.offers(request.model, request.path):
             if not servers.passes(request.model) and request.model not in servers.own_models:
                 raise no_such_model(request.model)
             message = f"The model {request.model!r} is not served at {request.path}."
             raise GatewayError(404, message, code="unsupported_path", param="model")
-        prompt_tokens = len(request.body) // BYTES_A_TOKEN
         tenant, rules = caller.tenant, caller.rules
         # They take no place of the engines' main decode: upstreams have bounds of their own.
         entry = await self.admission.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)

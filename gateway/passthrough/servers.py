@@ -7,7 +7,6 @@ from typing import Protocol
 
 from backends.errors import BackendError
 from backends.transport.client import HttpOrigin
-from gateway.config.paths import GENERATION_PATHS
 from gateway.fleet.pools import Instance, Pools
 from gateway.passthrough.upstreams import Upstream, make_origin
 from policies.types import Role
@@ -101,7 +100,7 @@ class Servers:
     def offers(self, model: str, path: str) -> bool:
         """Say whether anything serves the model at the path, be it up or not."""
         if model in self.own_models:
-            return path not in GENERATION_PATHS
+            return True
         return any(upstream.offers(model, path) for upstream in self.upstreams)
 
     def choose(

@@ -62,7 +62,7 @@ class RelayAnswer:
         self._splice = Splice(plan.terms)
         self._outbox = Outbox(plan.reserve_s, pools.clock, self._give)
         self._transfer = KvTransfer(plan, record, self._feed, self._aim)
-        self._legs = Legs(plan, failover, pools, record, self._feed)
+        self._legs = Legs(plan, failover, pools, record, self._feed, self._stored)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[Exception | None] = self._loop.create_future()
         self._timers: list[asyncio.TimerHandle] = []
@@ -126,7 +126,7 @@ class RelayAnswer:
         try:
             while self._arrived:
                 event = self._arrived.popleft()
-                if isinstance(event, LegEnded | LegFailed) and self._ends_prefill(event):
+                if not self._transfer.is_prefilled and self._ends_prefill(event):
                     self._on_prefilled()
                 for action in self._splice.feed(event):
                     self._obey(action)
@@ -160,10 +160,27 @@ class RelayAnswer:
             case Fail(refused):
                 self._fail(refused)
 
-    def _ends_prefill(self, event: LegEnded | LegFailed) -> bool:
-        """Whether no P will compute any more; one that failed without a token is replaced."""
-        is_last = isinstance(event, LegEnded) or bool(self._splice.log)
-        return is_last and self._legs.is_prefill(event.leg)
+    def _ends_prefill(self, event: Event) -> bool:
+        """Whether no P will compute any more; one that failed without a token is replaced.
+
+        One that goes on has computed the prompt when its first token is there.
+        """
+        match event:
+            case LegTokens(leg, tokens):
+                is_last = self._plan.plan.fused and bool(tokens.ids)
+            case LegEnded(leg):
+                is_last = True
+            case LegFailed(leg):
+                is_last = bool(self._splice.log)
+            case _:
+                return False
+        return is_last and self._legs.is_prefill(leg)
+
+    async def _stored(self) -> None:
+        """P has ended, but engines may store a little behind it: what is not there yet RLD would compute again."""
+        plan, rules = self._plan.plan, self._plan.rules
+        if plan.relays_first and not (plan.fused or plan.lends):
+            await self._transfer.stored(rules.store_wait_tokens, rules.store_wait_s)
 
     def _on_prefilled(self) -> None:
         self._transfer.prefilled()
@@ -228,13 +245,12 @@ class RelayAnswer:
 
     def _give_end(self, finish: Finish) -> None:
         self._has_end = True
-        self._record.finished(finish.reason, finish.completion_tokens, self._legs.prefill_usage)
+        self._record.finished(finish.reason, finish.completion_tokens, self._legs.cached_tokens)
         self._outbox.end(finish)
 
     def _finish(self, reason: Literal["stop", "length"], terminator: int | None, made: int) -> Finish:
         shown = terminator if terminator in self._plan.request.sampling.stop_token_ids else None
-        usage = self._legs.prefill_usage
-        return Finish(reason, terminator is not None, shown, made, usage.cached_tokens if usage else None)
+        return Finish(reason, terminator is not None, shown, made, self._legs.cached_tokens)
 
     def _fail(self, refused: LegId | None) -> None:
         cause = self._legs.last_failure

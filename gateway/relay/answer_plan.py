@@ -5,38 +5,42 @@ from dataclasses import dataclass
 
 from backends.base import KvPath
 from backends.types import TransferRequest
+from gateway.fleet.kv_sizes import KvSizes, describe_size
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link
-from gateway.fleet.pools import Pools, store_id
+from gateway.fleet.pools import ModelFacts, Pools, store_id
 from gateway.index.types import PrefixIndex
+from gateway.relay.failover import Failover
 from gateway.relay.splice import SpliceTerms
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
+from policies.fused import must_leave
 from policies.handoff import Handoff, HandoffStep, choose_step
 from policies.plans import Decision, Plan
 from policies.rules import RelayRules, Rules
 from policies.singular import relay_finished_first
-from policies.types import Snapshot
+from policies.types import Role, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOutcome:
     """Leaves with the index, the statistics and the singular budget what comes of one answer.
 
-    ``look``: at the fleet as it is now. ``link`` None: no KV crosses. ``kv_name``: the stores' name of the model.
+    ``look``: at the fleet as it is now. ``link`` None: no KV crosses.
     """
 
     request: GenerationRequest
     decision: Decision
     rules: Rules
     link: Link | None
-    kv_name: str
+    facts: ModelFacts
     pools: Pools
     index: PrefixIndex
     learning: Learning
     metrics: Metrics
     trust: KvTrust
+    sizes: KvSizes
     look: Callable[[], Snapshot]
 
     def held(self, instance_id: str, ids: Sequence[int], rank: int | None = None) -> None:
@@ -55,22 +59,47 @@ class AnswerOutcome:
         moved_tokens = len(request.prompt) // chunk_tokens * chunk_tokens
         spare_tokens = max(chunk_tokens, self.rules.relay.kv_least_load_tokens)
         if cached_tokens is not None and moved_tokens - cached_tokens > spare_tokens:
-            self.trust.note_unread(link.route, request.model, instance_id, moved_tokens, cached_tokens)
+            self.trust.note_unread(
+                link.route, request.model, instance_id, moved_tokens, cached_tokens, is_salted=self.is_salted
+            )
             return False
         hit = self.decision.facts.hits.get(instance_id)
         own_tokens = hit.tokens if hit is not None else 0
         if cached_tokens is not None and moved_tokens - own_tokens > spare_tokens:
-            self.trust.note_read(link.route, request.model)
+            self.trust.note_read(link.route, request.model, is_salted=self.is_salted)
+            self.sizes.prove(request.model)
         self.held(store_id(link.dest, request.model), request.prompt)
         return True
+
+    @property
+    def is_salted(self) -> bool:
+        """Whether the keys of its KV have a salt in them."""
+        return self.request.cache_salt is not None
 
     def unseen(self, after_s: float) -> str:
         """P's store has not shown the first chunk, so long after P's end; say what was looked for."""
         link, request = self.link, self.request
         if link is None:
             return "no link"
-        why = link.describe_unseen(self.kv_name, request.cache_salt is not None, after_s)
-        self.trust.note_unseen(link.route, request.model, why)
+        why = link.describe_unseen(self.facts.kv_name, self.is_salted, after_s)
+        self.trust.note_unseen(link.route, request.model, why, is_salted=self.is_salted)
+        return why
+
+    def refuse_size(self, chunk_bytes: int) -> str | None:
+        """Say why KV whose chunks are of this size, for each rank, is not to be moved; None: it is.
+
+        A request that tries a link that was given up moves it all the same: what MD makes of it decides.
+        """
+        link, model, given = self.link, self.request.model, self.facts.kv_bytes_per_token
+        if link is None or link.has_groups:
+            return None
+        token_bytes = link.terms("source", self.facts.kv_name, self.facts.kv_shape).token_bytes(chunk_bytes)
+        if self.sizes.note(model, given, token_bytes) or self.facts.kv_shape is None:
+            return None
+        if self.trust.is_on_trial(link.route, model, is_salted=self.is_salted):
+            return None
+        why = describe_size(token_bytes, self.sizes.of(model, given))
+        self.trust.note_odd_size(link.route, model, why, is_salted=self.is_salted)
         return why
 
     def is_link_up(self) -> bool:
@@ -89,10 +118,26 @@ class AnswerOutcome:
     def ended(self, made: int) -> None:
         self.learning.note_length(self.request.model, self.request.tenant, made, self.rules)
 
+    def known_cached_tokens(self) -> int | None:
+        """What P had of the prompt when the plan was made; None: nobody knew."""
+        facts, prefill = self.decision.facts, self.decision.plan.prefill
+        hit = facts.hits.get(prefill) if prefill is not None else None
+        return min(hit.reach_tokens, facts.prompt_tokens) if hit is not None else None
+
+    def leaves_prefill(self, failover: Failover) -> bool:
+        """Whether a P that writes has become so busy that an RLD, which there is, shall go on."""
+        now_s, rules = self.pools.clock(), self.rules.relay
+        prefill, relay = failover.pick(Role.P), failover.pick(Role.RLD)
+        relay_view = None if relay is None else relay.view(now_s)
+        if prefill is None or not must_leave(prefill.view(now_s), relay_view, rules):
+            return False
+        self.metrics.fused_left.labels(self.request.model).inc()
+        return True
+
     def decide_handoff(self, handoff: Handoff) -> HandoffStep:
         """How MD takes over, as engines are loaded now."""
         plan, pools = self.decision.plan, self.pools
-        load = pools[plan.relay].view(pools.clock()).load if plan.relay else 0.0
+        load = pools[plan.writer].view(pools.clock()).load if plan.writer else 0.0
         speed = pools[plan.main].extend_tokens_per_s if plan.main else None
         return choose_step(handoff, load, speed, self.rules.handoff)
 

@@ -41,6 +41,7 @@ class Failover:
         if Role.P in self._regions:
             self._regions.setdefault(Role.RLD, self._regions[Role.P])
         self._fingerprint = pools[next(iter(self._chosen.values()))].fingerprint
+        self._is_shared = len(self._chosen) > 1
         self._failed: set[str] = set()
         self._ranks = dict(ranks)
 
@@ -48,7 +49,7 @@ class Failover:
         """Give the instance for a new leg; None: there is none just now."""
         now_s = self._pools.clock()
         kept = self._chosen.get(role)
-        if kept is not None and kept not in self._failed and self._pools[kept].alive(now_s):
+        if kept is not None and kept not in self._failed and self._can_go_on(self._pools[kept], now_s):
             return self._pools[kept]
         region, own_role = self._regions.get(role), self._roles.get(role, role)
         candidates = [
@@ -60,6 +61,7 @@ class Failover:
             and region in (None, instance.spec.region)
             and self._where.allows(instance.spec.region)
             and instance.fingerprint == self._fingerprint
+            and not (self._is_shared and instance.is_apart(now_s))
             and not (self._is_salted and instance.leaks_salts)
         ]
         if not candidates:
@@ -68,6 +70,9 @@ class Failover:
         self._chosen[role] = best.spec.id
         self._regions.setdefault(role, best.spec.region)
         return best
+
+    def _can_go_on(self, instance: Instance, now_s: float) -> bool:
+        return instance.alive(now_s) and not (self._is_shared and instance.is_apart(now_s))
 
     def rank_of(self, instance: Instance) -> int | None:
         """The rank that runs this answer's legs on an instance, one for all: the next leg finds its KV there only.

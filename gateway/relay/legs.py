@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
@@ -149,17 +149,25 @@ class _Running:
 class Legs:
     """The engine calls of one answer; ``feed`` is told what they bring.
 
-    ``room``: what engines are read for has room for it. ``last_failure``: of the leg that failed last.
+    ``room``: what engines are read for has room for it. ``last_failure``: of the leg that failed last. ``stored``:
+    waits until P's KV is in its store, after P's stream has ended.
     """
 
     def __init__(
-        self, plan: AnswerPlan, failover: Failover, pools: Pools, record: Record, feed: Callable[[Event], None]
+        self,
+        plan: AnswerPlan,
+        failover: Failover,
+        pools: Pools,
+        record: Record,
+        feed: Callable[[Event], None],
+        stored: Callable[[], Awaitable[None]],
     ) -> None:
         self._plan = plan
         self._failover = failover
         self._pools = pools
         self._record = record
         self._feed = feed
+        self._stored = stored
         self._lease = NixlLease(plan.lease_s, pools.clock) if plan.lease_s is not None else None
         self._timeouts = FirstTokenTimeouts(plan.transfer, plan.rtt_s, plan.rules)
         self._running: dict[LegId, _Running] = {}
@@ -213,6 +221,16 @@ class Legs:
             self._on_prefill_told = tell
             asyncio.get_running_loop().call_later(DRAIN_S, self._tell_of_prefill)
 
+    @property
+    def cached_tokens(self) -> int | None:
+        """What P took from a cache; None: it does not say.
+
+        A P that was stopped while it wrote could not say it: then what was known of it before.
+        """
+        if self.prefill_usage is not None:
+            return self.prefill_usage.cached_tokens
+        return self._plan.outcome.known_cached_tokens() if self._plan.plan.fused else None
+
     def is_prefill(self, leg: LegId) -> bool:
         """Whether this is a P leg that was not closed."""
         running = self._running.get(leg)
@@ -256,6 +274,8 @@ class Legs:
         else:
             self._pools.report_worked(instance, self._plan.request.culprit)
             self._record.leg_ended(start, instance.spec.id, "ended")
+            if self.is_prefill(start.leg):
+                await self._stored()
             self._feed(LegEnded(start.leg))
 
     def _on_done(self, leg: LegId, done: asyncio.Task[None]) -> None:

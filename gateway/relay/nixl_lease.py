@@ -1,4 +1,4 @@
-"""KV that P lends to RLD, where engines fetch it from each other.
+"""KV that P lends to RLD, where engines fetch it from each other; the link may have it on another path meanwhile.
 
 A ticket is good for one reader, once, and for exactly the prompt that P computed: an engine that is given more ids with
 it ends. After the lease P's memory may hold something else.

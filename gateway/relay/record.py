@@ -53,7 +53,12 @@ class Record:
         self._finished_s: float | None = None
         self._slo_met: bool | None = None
         timeline.summary.update(
-            plan=plan.kind, reason=plan.reason, prefill=plan.prefill, relay=plan.relay, main=plan.main
+            plan=plan.kind,
+            reason=plan.reason,
+            prefill=plan.prefill,
+            relay=plan.relay,
+            main=plan.main,
+            fused=plan.fused,
         )
         metrics.decisions.labels(self._model, plan.kind, plan.reason).inc()
         metrics.in_flight.labels(self._model).inc()
@@ -122,16 +127,11 @@ class Record:
                 wan_bytes=progress.wan_bytes,
             )
 
-    def finished(self, reason: str, completion_tokens: int, usage: LegUsage | None) -> None:
+    def finished(self, reason: str, completion_tokens: int, cached_tokens: int | None) -> None:
         """The answer is complete."""
         self._outcome = reason
         self._finished_s = self._timeline.clock()
-        self.note(
-            "finished",
-            reason=reason,
-            completion_tokens=completion_tokens,
-            cached_tokens=usage.cached_tokens if usage else None,
-        )
+        self.note("finished", reason=reason, completion_tokens=completion_tokens, cached_tokens=cached_tokens)
 
     def failed(self, failure: GatewayError, cause: BackendError | None) -> None:
         """The answer cannot go on."""

@@ -1,12 +1,13 @@
 """Routes each request: facts -> plan -> answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -52,12 +53,13 @@ class Router:
     metrics: Metrics
     rng: Rng
     note_use: Callable[[str, str, Use], None] = _count_nothing
+    sizes: KvSizes = field(default_factory=KvSizes)
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
         decision = self.decide(request, rules)
-        self.trust.use(decision.plan.link, request.model)
+        self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model)
@@ -67,13 +69,14 @@ class Router:
         record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
         where = Where.of(rules)
         failover = Failover(decision.plan, request, where, self.pools, self.rng, decision.facts.ranks)
-        return RelayAnswer(self._plan(request, rules, decision), failover, self.pools, self.aligner, record)
+        plan = self._plan(request, rules, decision, failover)
+        return RelayAnswer(plan, failover, self.pools, self.aligner, record)
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
         """Choose the plan without starting anything. Raises GatewayError."""
         facts = self._facts(request, rules)
         try:
-            return choose_plan(facts, self.snapshot(request.model, facts.session), rules, self.rng)
+            return choose_plan(facts, self.snapshot(facts.model, facts.session, facts.salted), rules, self.rng)
         except NoInstance as error:
             if error.reason == "too_long":
                 raise GatewayError(
@@ -121,13 +124,13 @@ class Router:
         hits = by_rank or [0] * len(loads)
         return choose_rank(instance.spec.role, hits, loads, prompt_tokens, rules.placement, self.rng)
 
-    def snapshot(self, model: str, session: str | None) -> Snapshot:
-        """What policies see now of a model's pools and links."""
+    def snapshot(self, model: str, session: str | None, is_salted: bool = False) -> Snapshot:
+        """What policies see now of a model's pools and links, for a prompt with a cache salt or without."""
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
-            links=self.trust.mark(self.links.views(), model),
-            kv_bytes_per_token=facts.kv_bytes_per_token,
+            links=self.trust.mark(self.links.views(), model, is_salted=is_salted),
+            kv_bytes_per_token=self.sizes.of(model, facts.kv_bytes_per_token),
             kv_chunk_tokens=self.links.chunk_tokens,
             prefix_cache_effective=facts.cache_effective,
             alignment=self.learning.alignment(model),
@@ -136,35 +139,35 @@ class Router:
             now_s=self.pools.clock(),
         )
 
-    def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision) -> AnswerPlan:
+    def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision, failover: Failover) -> AnswerPlan:
         plan = decision.plan
         link = self._link(plan, rules)
-        look = partial(self.snapshot, request.model, decision.facts.session)
+        look = partial(self.snapshot, request.model, decision.facts.session, decision.facts.salted)
         outcome = AnswerOutcome(
             request=request,
             decision=decision,
             rules=rules,
             link=link,
-            kv_name=self.models[request.model].kv_name,
+            facts=self.models[request.model],
             pools=self.pools,
             index=self.index,
             learning=self.learning,
             metrics=self.metrics,
             trust=self.trust,
+            sizes=self.sizes,
             look=look,
         )
-        lends = _lends(plan, link)
         return AnswerPlan(
             request=request,
             plan=plan,
-            terms=self._terms(request, rules, decision, lends, outcome),
+            terms=self._terms(request, rules, decision, outcome, failover),
             rules=rules.relay,
             path=link.path if link else None,
             transfer=self._transfer(request, link),
             kv_patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
-            lease_s=link.lease_s if lends and link else None,
+            lease_s=link.lease_s if plan.lends and link else None,
             outcome=outcome,
         )
 
@@ -177,24 +180,28 @@ class Router:
         return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules))
 
     def _terms(
-        self, request: GenerationRequest, rules: Rules, decision: Decision, lends: bool, outcome: AnswerOutcome
+        self,
+        request: GenerationRequest,
+        rules: Rules,
+        decision: Decision,
+        outcome: AnswerOutcome,
+        failover: Failover,
     ) -> SpliceTerms:
         plan, unsplittable = decision.plan, decision.facts.unsplittable
-        context = self.models[request.model].context_tokens
-        lengths = [view.max_model_len for view in self.pools.views(request.model) if view.max_model_len]
-        room = min([context, *lengths]) - len(request.prompt)
+        room = self.models[request.model].context.tokens - len(request.prompt)
         limit = room if request.max_tokens is None else min(request.max_tokens, room)
         eos = frozenset() if request.sampling.ignore_eos else request.eos_token_ids
         return SpliceTerms(
             plan=plan,
             splittable=unsplittable is None or unsplittable in OWN_ANSWER,
-            classic=lends or plan.classic,
+            classic=plan.lends or plan.classic,
             relay_allowed="relay" in rules.pipelines,
             limit_tokens=limit,
             min_tokens=min(request.min_tokens, limit),
             terminators=eos | frozenset(request.sampling.stop_token_ids),
             max_attempts=rules.relay.max_attempts,
             decide=outcome.decide_handoff,
+            leaves_prefill=partial(outcome.leaves_prefill, failover),
         )
 
     def _transfer(self, request: GenerationRequest, link: Link | None) -> TransferRequest:
@@ -206,17 +213,14 @@ class Router:
             chunk_tokens=link.chunk_tokens if link else 1,
             salt=request.cache_salt,
             served_model=request.model,
-            kv_bytes_per_token=self.models[request.model].kv_bytes_per_token,
+            kv_bytes_per_token=self.sizes.of(request.model, self.models[request.model].kv_bytes_per_token),
+            kv_shape=self.models[request.model].kv_shape,
+            kv_groups=self.models[request.model].kv_groups,
         )
 
     def _note_session(self, decision: Decision) -> None:
         if decision.facts.session is not None:
             self.sessions.note(decision.facts.session, decision.plan.instances)
-
-
-def _lends(plan: Plan, link: Link | None) -> bool:
-    """Whether RLD gets its KV from P itself; then RLD makes all tokens from the prompt on, and P's is not shown."""
-    return plan.relays_first and link is not None and link.path.traits.lends
 
 
 def _session_key(request: GenerationRequest) -> str | None:

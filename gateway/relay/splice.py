@@ -8,7 +8,8 @@ follow the promises: positions are gapless, unique and in order, whoever makes t
 
     PREFILL   a P leg runs (one token), the KV moves to the main region at the same time
     WAIT      nobody writes: the KV, or an instance, is awaited
-    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV
+    EAGER     a relay leg writes: its tokens are the eager ones, made before MD has the KV. Where the plan is fused
+              it is the P leg, which does not stop at its first token
     CATCH_UP  a relay leg writes, and an extend (one token, dropped) brings a main instance near the log; the first one
               has it load the KV
     FINAL     the log is sealed; a final leg has its whole prompt and has not answered yet
@@ -20,9 +21,10 @@ Rules.
    ``IllegalEvent`` and changes nothing. Late events of legs that were closed are no error: they are dropped.
 2. Each leg that was started ends exactly once: by LegEnded, by LegFailed, by LegUnplaced, or by CloseLeg.
 3. Who goes on when a writer is lost is decided in one place, ``_resume``.
-4. What is decided by load (one-shot or catch-up, how much) is asked of ``SpliceTerms.decide``, which
-   alone looks at the fleet.
-5. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
+4. What is decided by load (one-shot or catch-up, how much, whether P writes on) is asked of ``SpliceTerms.decide``
+   and ``leaves_prefill``, which alone look at the fleet.
+5. An id of ``terminators`` ends the answer, whether its leg says so with it, later, or not at all.
+6. An answer that must not be split (``splittable`` false) has one writer for all of its tokens.
 """
 
 from collections.abc import Callable
@@ -61,6 +63,11 @@ from policies.handoff import ExtendBatch, FinalNow, Handoff, HandoffStep
 from policies.plans import Plan
 
 
+def _stay() -> bool:
+    """P is left to nobody."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class SpliceTerms:
     """What one answer is bound by.
@@ -68,6 +75,7 @@ class SpliceTerms:
     ``classic``: P's token is dropped. ``relay_allowed``: an RLD may be used, by plan or in need.
     ``limit_tokens``: most output tokens (client's limit and context), at least 1. ``terminators``: ids that end an
     answer and have no text. ``max_attempts``: how many times in a row nobody may be found before the answer fails.
+    ``leaves_prefill``: a P that writes on has no room for it any more, and an RLD can.
     """
 
     plan: Plan
@@ -79,6 +87,7 @@ class SpliceTerms:
     terminators: frozenset[int]
     max_attempts: int
     decide: Callable[[Handoff], HandoffStep]
+    leaves_prefill: Callable[[], bool] = _stay
 
 
 @dataclass(slots=True)
@@ -87,6 +96,8 @@ class _Leg:
     base: int
     shown: bool
     """What it returns may become part of the log."""
+    brief: bool
+    """It makes one token."""
     received: int = 0
 
 
@@ -108,6 +119,8 @@ class Splice:
     _relaying: bool = False
     _main_blocked: bool = False
     _relay_blocked: bool = False
+    _relay_spent: bool = False
+    """RLD has ended short of its limit: it would do so again."""
     _retry_pending: bool = False
     _late: bool = False
     _main_cold: bool = True
@@ -124,12 +137,12 @@ class Splice:
 
     def start(self) -> list[Action]:
         """Begin: the P leg, if there is one, and the transfer where the plan moves KV."""
+        self._relay_blocked = not self.terms.relay_allowed
         if not self.terms.plan.has_prefill:
             self.kv = KvState.UNNEEDED
             self._start_final()
             return self._flush()
         self._relaying = self.terms.plan.relays_first
-        self._relay_blocked = not self.terms.relay_allowed
         self._start(LegKind.PREFILL)
         if self.terms.plan.moves_kv:
             self._move()
@@ -172,9 +185,11 @@ class Splice:
             self.discarded_tokens += count
             return
         room = self.terms.limit_tokens - len(self.log)
-        if count > room:
-            self.discarded_tokens += count - room
-            tokens = replace(tokens, ids=tokens.ids[:room], logprobs=tokens.logprobs and tokens.logprobs[:room])
+        # One that was asked for one id has nothing to say of the next: it may not know all that binds it.
+        fitting, is_ended = self._fit(tokens.ids, min(room, 1 + count - leg.received) if leg.brief else room)
+        if count > fitting:
+            self.discarded_tokens += count - fitting
+            tokens = replace(tokens, ids=tokens.ids[:fitting], logprobs=tokens.logprobs and tokens.logprobs[:fitting])
         if tokens.ids:
             self._writer = event.leg
             self._attempts = 0
@@ -184,10 +199,41 @@ class Splice:
                 self.phase = Phase.MAIN
                 self._setbacks = 0
                 self._main_cold = False
-        if event.finish == "stop" and count <= room:
+        if is_ended or (event.finish == "stop" and fitting == count):
             self._end("stop")
-        elif count >= room or (event.finish == "length" and leg.kind is not LegKind.PREFILL):
+        elif fitting >= room:
             self._end("length")
+        elif event.finish == "length" and not leg.brief:
+            self._on_short(event.leg, leg)
+        elif leg.kind is LegKind.PREFILL and not leg.brief and tokens.ids:
+            self._write_on(event.leg)
+
+    def _write_on(self, id_: LegId) -> None:
+        """P has made tokens and goes on in RLD's place, unless it shall be left to its prefill."""
+        if self.phase is Phase.PREFILL:
+            self.phase = Phase.EAGER
+            self._hand_over()
+        if self.phase is Phase.EAGER and not self._relay_blocked and self.terms.leaves_prefill():
+            self._close(id_)
+            self._resume()
+
+    def _fit(self, ids: tuple[int, ...], room: int) -> tuple[int, bool]:
+        """How many of the next ids are the answer's, and whether the last of them ends it, said or not."""
+        if not self.terms.terminators.isdisjoint(ids):
+            for at, id_ in enumerate(ids[: max(0, room)]):
+                if id_ in self.terms.terminators and len(self.log) + at >= self.terms.min_tokens:
+                    return at + 1, True
+        return min(len(ids), max(0, room)), False
+
+    def _on_short(self, id_: LegId, leg: _Leg) -> None:
+        """An engine's own limit came before the answer's: before MD it ends the leg only, and MD goes on."""
+        if leg.kind is LegKind.FINAL or not self.terms.splittable:
+            self._end("length")
+            return
+        self._relay_spent |= leg.kind is LegKind.RELAY
+        self._relay_blocked |= self._relay_spent
+        self._close(id_)
+        self._resume()
 
     def _is_next(self, position: int) -> bool:
         return self._writer is None and position == len(self.log)
@@ -213,7 +259,7 @@ class Splice:
                 self._on_unplaced(leg)
 
     def _on_ended(self, leg: _Leg) -> None:
-        if leg.kind is LegKind.PREFILL and leg.received:
+        if leg.kind is LegKind.PREFILL and leg.brief and leg.received:
             self._resume()
         elif leg.kind is LegKind.EXTEND and leg.received:
             self.sealed = leg.base
@@ -290,7 +336,7 @@ class Splice:
         if self.phase is Phase.DONE:
             return
         self._main_blocked = False
-        self._relay_blocked = not self.terms.relay_allowed
+        self._relay_blocked = self._relay_spent or not self.terms.relay_allowed
         if self.kv is KvState.FAILED:
             self._move()
         if self.phase is Phase.WAIT:
@@ -366,9 +412,9 @@ class Splice:
         id_ = LegId(self._next_leg)
         self._next_leg += 1
         shown = kind is not LegKind.EXTEND and not (kind is LegKind.PREFILL and self.terms.classic)
-        self._legs[id_] = _Leg(kind, base, shown)
-        one = kind in (LegKind.PREFILL, LegKind.EXTEND)
-        max_tokens = 1 if one else self.terms.limit_tokens - base
+        brief = kind is LegKind.EXTEND or (kind is LegKind.PREFILL and not self.terms.plan.fused)
+        self._legs[id_] = _Leg(kind, base, shown, brief)
+        max_tokens = 1 if brief else self.terms.limit_tokens - base
         least = 0 if kind is LegKind.EXTEND else max(0, self.terms.min_tokens - base)
         kv_expected = kind is not LegKind.PREFILL and (kind is LegKind.RELAY or self.kv is KvState.READY)
         self._out.append(StartLeg(id_, kind, base, max_tokens, min(least, max_tokens), kv_expected))

@@ -13,6 +13,10 @@ from gateway.relay.record import Record
 from gateway.relay.splice_events import Event, KvFailed, KvReady, KvUnseen
 
 
+class _OddSize(Exception):
+    """The KV is not as large as it must be; the message says what is wrong."""
+
+
 class KvTransfer:
     """Opens the transfer, again after a failure under a new id, and tells ``feed`` how it ended.
 
@@ -43,6 +47,9 @@ class KvTransfer:
         self._task: asyncio.Task[bool] | None = None
         self._first_seen: bool | None = None
         """None: the path has not told yet."""
+        self._unseen_tokens = 0
+        """Of the prompt's full chunks, those that neither store was seen to hold; 0 where the path cannot tell."""
+        self._came_on = asyncio.Event()
         self._bound: asyncio.Timeout | None = None
         """Of the transfer that runs."""
         self._timer: asyncio.TimerHandle | None = None
@@ -56,6 +63,7 @@ class KvTransfer:
             self._opened += 1
             self._record.transfer_started()
             self._first_seen = None
+            self._is_sized = False
             self._task = asyncio.create_task(self._move(self._path))
             if self.is_prefilled:
                 self._await_first_chunk()
@@ -65,8 +73,25 @@ class KvTransfer:
         self.is_prefilled = True
         if self._awaits_prefill:
             self.start()
-        elif self._task is not None and not self._task.done():
+        elif self._is_moving:
             self._await_first_chunk()
+
+    async def stored(self, spare_tokens: int, within_s: float) -> None:
+        """Wait until all KV that P made, but for so many tokens, was seen in a store; no longer than ``within_s``.
+
+        Nothing is waited for where the path cannot tell, or the link is down.
+        """
+        try:
+            async with asyncio.timeout(within_s):
+                while self._is_moving and self._unseen_tokens > spare_tokens and self._outcome.is_link_up():
+                    self._came_on.clear()
+                    await self._came_on.wait()
+        except TimeoutError:
+            self._record.note("kv_not_stored", tokens=self._unseen_tokens)
+
+    @property
+    def _is_moving(self) -> bool:
+        return self._task is not None and not self._task.done()
 
     def prioritise(self, priority: TransferPriority) -> None:
         """Say who waits for the KV from now on."""
@@ -79,7 +104,7 @@ class KvTransfer:
     def stop(self, why: str) -> None:
         """Stop it if it still runs."""
         self._awaits_prefill, self._moving_id = False, None
-        if self._task is not None and not self._task.done():
+        if self._task is not None and self._is_moving:
             self._task.cancel()
             self._record.note("transfer_stopped", why=why)
 
@@ -90,6 +115,7 @@ class KvTransfer:
         """
         self.prioritise("later")
         task, self._task = self._task, None
+        self._came_on.set()
         return task
 
     async def aclose(self) -> None:
@@ -107,6 +133,10 @@ class KvTransfer:
             async with asyncio.timeout(None) as self._bound, aclosing(path.transfer(request)) as stream:
                 async for progress in stream:
                     self._note(progress)
+        except _OddSize as error:
+            self._record.note("transfer_failed", why=str(error))
+            self._feed(KvUnseen())
+            return False
         except TransferFailed as error:
             self._record.note("transfer_failed", why=str(error))
             self._feed(KvFailed())
@@ -118,6 +148,8 @@ class KvTransfer:
             self._feed(KvUnseen())
             return False
         finally:
+            self._unseen_tokens = 0
+            self._came_on.set()
             self._bound = None
             if self._timer is not None:
                 self._timer.cancel()
@@ -126,7 +158,15 @@ class KvTransfer:
 
     def _note(self, progress: TransferProgress) -> None:
         self._first_seen = self._first_seen or progress.first_seen
+        if progress.chunks_seen is not None:
+            self._unseen_tokens = (progress.chunks_total - progress.chunks_seen) * self._request.chunk_tokens
+            self._came_on.set()
         self._record.transfer(progress)
+        if progress.chunk_bytes and not self._is_sized:
+            self._is_sized = True
+            why = self._outcome.refuse_size(progress.chunk_bytes)
+            if why is not None:
+                raise _OddSize(why)
 
     def _await_first_chunk(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._first_chunk_s, self._judge_first_chunk)

@@ -140,6 +140,12 @@ class Metrics:
         self.decisions = Counter(
             "pdd_decisions", "Plans by their reason", ["model", "plan", "reason"], registry=registry
         )
+        self.fused_left = Counter(
+            "pdd_fused_left",
+            "Answers that a P wrote on and left to an RLD, as it had become busy",
+            ["model"],
+            registry=registry,
+        )
         self.ttft = Histogram(
             "pdd_ttft_seconds",
             "Admission to the first token",
@@ -169,6 +175,21 @@ class Metrics:
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
+        self.reads_otherwise = LiveGauges(
+            {"pdd_reads_otherwise": "1 for each shape of chat that an instance makes another prompt of"},
+            ("model", "instance", "shape"),
+        )
+        registry.register(self.reads_otherwise)
+        self.unread_arguments = Counter(
+            "pdd_unread_tool_arguments",
+            "Tool calls in conversations whose arguments were no JSON object and were read as an empty one",
+            ["model"],
+            registry=registry,
+        )
+
+    def count_unread(self, model: str) -> None:
+        """Count one tool call of a conversation whose arguments cannot be read."""
+        self.unread_arguments.labels(model).inc()
 
     def exposition(self) -> bytes:
         """Text that Prometheus scrapes."""

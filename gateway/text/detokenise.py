@@ -9,8 +9,8 @@ changes how all of it reads. Others: the text that a window of the last tokens g
 """
 
 import codecs
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gateway.text.stops import StopMatcher
@@ -159,6 +159,8 @@ class TextOptions:
     spaces_between_special_tokens: bool = True
     min_tokens: int = 0
     terminators: frozenset[int] = frozenset()
+    shown: Mapping[int, str] = field(default_factory=dict)
+    """Texts of tokens that are no text for a client, but for who reads the message's parts from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +207,7 @@ class OutputText:
             offsets.append(self._made_characters)
             if token_id in self._options.terminators:
                 self._terminator = token_id
-            elif made := self._detokeniser.push(token_id):
+            elif made := self._make(token_id):
                 if self._options.stop:
                     text += self._match(made)
                 else:
@@ -227,7 +229,11 @@ class OutputText:
         # An id that could have ended the answer and did not is text like any other.
         assert self._terminator is not None
         token_id, self._terminator = self._terminator, None
-        return self._match(self._detokeniser.push(token_id))
+        return self._match(self._make(token_id))
+
+    def _make(self, token_id: int) -> str:
+        shown = self._options.shown.get(token_id)
+        return self._detokeniser.push(token_id) if shown is None else self._detokeniser.flush() + shown
 
     def _match(self, text: str) -> str:
         self._made_characters += len(text)

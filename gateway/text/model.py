@@ -8,16 +8,19 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from gateway.text.context import ContextLength, find_context
+from gateway.text.parsers.guess import guess_parsers
+from gateway.text.parsers.registry import NO_PARSERS, Parsers, UnknownParser, find_parsers
 from gateway.text.template import ChatTemplate, TemplateRejected
 from gateway.text.tokenise import PromptEncoder
 from gateway.text.vocabulary import Vocabulary
 
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-REASONING_PARSERS = frozenset({"deepseek_r1", "qwen3", "think"})
-"""Names, as engines have them, of the one way to mark reasoning: ``<think>`` and ``</think>``."""
-TOOL_PARSERS = frozenset({"hermes", "qwen"})
-"""Names, as engines have them, of the one way to write tool calls: JSON in ``<tool_call>`` and ``</tool_call>``."""
+MEDIA_WORDS = ("vision", "audio", "image", "video", "thinker")
+"""Of the names in a config.json those that speak of other inputs than text."""
+REASONING_FIELDS = frozenset({"reasoning", "reasoning_content"})
+"""What vLLM calls it, and what most others do."""
 
 
 class ModelDirectoryError(Exception):
@@ -34,11 +37,26 @@ class ServedModel:
     vocabulary: Vocabulary
     template: ChatTemplate | None
     eos_token_ids: frozenset[int]
-    context_tokens: int
-    reads_reasoning: bool = False
-    """Its answers hold their reasoning between ``<think>`` tags."""
-    reads_tools: bool = False
-    """Its answers hold tool calls between ``<tool_call>`` tags."""
+    context: ContextLength
+    parsers: Parsers = NO_PARSERS
+    """What tells reasoning and tool calls from the content of its answers."""
+    offers_tools: bool = False
+    """Whether its template shows tools to the model."""
+    takes_media: bool = False
+    """Whether it reads images, sounds or films beside text."""
+    reasoning_fields: frozenset[str] = REASONING_FIELDS
+    """Where answers have their reasoning."""
+
+    @property
+    def shown_tokens(self) -> dict[int, str]:
+        """What readers see of the control tokens that their parsers know."""
+        known = {self.tokenizer.token_to_id(token): text for token, text in self.parsers.shown.items()}
+        return {token_id: text for token_id, text in known.items() if token_id is not None}
+
+    @property
+    def context_tokens(self) -> int:
+        """The most that a prompt and its answer may have together, as ``context`` has it now."""
+        return self.context.tokens
 
     def close(self) -> None:
         """End the tokenising threads."""
@@ -52,33 +70,45 @@ def load_model(
     threads: int = 2,
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
+    context_tokens: int | None = None,
 ) -> ServedModel:
-    """Load a model's tokenizer, template and limits.
+    """Load a model's tokenizer, template, limits and parsers. Raises ModelDirectoryError.
 
-    ``reasoning_parser`` is one of REASONING_PARSERS, ``tool_parser`` one
-    of TOOL_PARSERS. Raises ModelDirectoryError.
+    ``reasoning_parser`` and ``tool_parser``: names of ``gateway.text.parsers.registry``; None: guessed by the template.
+    ``context_tokens`` is in place of what engines and the directory tell.
     """
-    if reasoning_parser is not None and reasoning_parser not in REASONING_PARSERS:
-        raise ModelDirectoryError(f"reasoning_parser {reasoning_parser!r} is none of {sorted(REASONING_PARSERS)}")
-    if tool_parser is not None and tool_parser not in TOOL_PARSERS:
-        raise ModelDirectoryError(f"tool_parser {tool_parser!r} is none of {sorted(TOOL_PARSERS)}")
     if not directory.is_dir():
         raise ModelDirectoryError(f"{directory}: no such directory")
     tokenizer = read_tokenizer(directory / "tokenizer.json")
     settings = read_json(directory / "tokenizer_config.json", needed=False)
     config = read_json(directory / "config.json", needed=True)
     generation = read_json(directory / "generation_config.json", needed=False)
+    vocabulary = Vocabulary(tokenizer)
+    words = template_text(directory, settings)
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
         encoder=PromptEncoder(tokenizer, threads=threads),
-        vocabulary=Vocabulary(tokenizer),
+        vocabulary=vocabulary,
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
-        context_tokens=find_context(directory, config),
-        reads_reasoning=reasoning_parser is not None,
-        reads_tools=tool_parser is not None,
+        context=ContextLength(context_tokens, find_context(config)),
+        parsers=choose_parsers(tool_parser, reasoning_parser, words, vocabulary),
+        offers_tools="tools" in words,
+        takes_media=any(word in name for name in config for word in MEDIA_WORDS),
     )
+
+
+def choose_parsers(
+    tool_parser: str | None, reasoning_parser: str | None, template: str, vocabulary: Vocabulary
+) -> Parsers:
+    """Return the parsers of these names, or those that the template speaks of. Raises ModelDirectoryError."""
+    guessed = guess_parsers(template)
+    tokens = {vocabulary.added[token_id] for token_id in vocabulary.special}
+    try:
+        return find_parsers(tool_parser or guessed[0], reasoning_parser or guessed[1], tokens)
+    except UnknownParser as error:
+        raise ModelDirectoryError(str(error)) from None
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -110,18 +140,49 @@ def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
 
 
 def read_template(directory: Path, settings: Mapping[str, Any]) -> ChatTemplate | None:
-    """Return the template of chat_template.jinja, or else of tokenizer_config.json (one, or the one named default)."""
-    path = directory / "chat_template.jinja"
-    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
-    if isinstance(source, list):
-        source = next((entry["template"] for entry in source if entry.get("name") == "default"), None)
-    if source is None:
+    """Return the model's templates, of whichever files hold them; None: there are none.
+
+    Those of the tokenizer by name: ``default``, and ``tool_use`` for requests with tools. A processor's, in
+    chat_template.json, is for requests without them.
+    """
+    named = read_named_templates(directory, settings)
+    path = directory / "chat_template.json"
+    processors = read_json(path, needed=False).get("chat_template")
+    plain = processors if isinstance(processors, str) else named.get("default")
+    with_tools = named.get("tool_use", named.get("default"))
+    if plain is None and with_tools is None:
         return None
-    variables = {key: text for key in SPECIAL_NAMES if (text := token_text(settings.get(key))) is not None}
     try:
-        return ChatTemplate(str(source), variables)
+        return ChatTemplate(plain, read_variables(directory, settings), with_tools)
     except TemplateRejected as error:
         raise ModelDirectoryError(f"{directory}: {error}") from error
+
+
+def template_text(directory: Path, settings: Mapping[str, Any]) -> str:
+    """Return all that the directory has of chat templates as one text, to look for words in."""
+    files = (directory / "chat_template.jinja", directory / "chat_template.json")
+    texts = [path.read_text(encoding="utf-8") for path in files if path.is_file()]
+    return "\n".join([*texts, json.dumps(settings.get("chat_template", ""), ensure_ascii=False)])
+
+
+def read_named_templates(directory: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the tokenizer's templates by name: of files, or else of tokenizer_config.json."""
+    files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
+    if (path := directory / "chat_template.jinja").is_file():
+        files["default"] = path
+    if files:
+        return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        return {str(entry["name"]): str(entry["template"]) for entry in source}
+    return {} if source is None else {"default": str(source)}
+
+
+def read_variables(directory: Path, settings: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the special tokens' texts by name; of special_tokens_map.json too where older settings leave them out."""
+    older = {} if "added_tokens_decoder" in settings else read_json(directory / "special_tokens_map.json", needed=False)
+    told = {**older, **settings}
+    return {key: text for key in SPECIAL_NAMES if (text := token_text(told.get(key))) is not None}
 
 
 def token_text(token: Any) -> str | None:
@@ -142,12 +203,3 @@ def find_eos(
     if text is not None and (token_id := tokenizer.token_to_id(text)) is not None:
         ids.add(token_id)
     return frozenset(ids)
-
-
-def find_context(directory: Path, config: Mapping[str, Any]) -> int:
-    """Return the context length of config.json, which multimodal models keep one level down."""
-    for place in (config, config.get("text_config", {})):
-        for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            if isinstance(place.get(key), int):
-                return int(place[key])
-    raise ModelDirectoryError(f"{directory / 'config.json'}: max_position_embeddings is missing")

@@ -95,7 +95,7 @@ SHAPES: Mapping[str, ShapeBody] = {
         "tools": [WEATHER],
     },
     "arguments_odd": {
-        "messages": [ASK, says("", tool_calls=[call("[]"), call("", 2), call({"city": "Brno"}, 3)]), result("?")],
+        "messages": [ASK, says("", tool_calls=[call("[]"), call("", 2), call("42", 3)]), result("?")],
         "tools": [WEATHER],
     },
     "reasoning": {
@@ -125,3 +125,49 @@ SHAPES: Mapping[str, ShapeBody] = {
     },
 }
 """By name: the fields of a chat request that its prompt is made of."""
+
+READ_ON_PURPOSE = frozenset({"thinking"})
+"""Shapes that the gateway reads in another way than vLLM, see ``gateway.text.conversation``."""
+CHECKED: Mapping[str, ShapeBody] = {name: body for name, body in SHAPES.items() if name not in READ_ON_PURPOSE}
+"""The shapes that engines are asked for."""
+
+PROMPT_FIELDS = (
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "continue_final_message",
+    "add_special_tokens",
+    "chat_template_kwargs",
+    "reasoning_effort",
+)
+"""The fields of a chat request that its prompt is made of."""
+
+
+def features_of(chat: Mapping[str, Any]) -> frozenset[str]:
+    """Return what a chat is put together of, beyond texts of users and answers to them.
+
+    A shape stands for every chat that has all of its features.
+    """
+    found = {key for key in PROMPT_FIELDS[1:] if chat.get(key) not in (None, [], {})}
+    for rank, message in enumerate(chat["messages"]):
+        found |= _features_of_message(message, is_first=not rank)
+    return frozenset(found)
+
+
+def _features_of_message(message: Mapping[str, Any], *, is_first: bool) -> set[str]:
+    name = message["role"]
+    found = set()
+    if name not in ("user", "assistant"):
+        found.add(name if is_first or name == "tool" else f"later {name}")
+    if isinstance(message.get("content"), list):
+        found.add(f"{name} in parts")
+    if message.get("name") is not None:
+        found.add("name")
+    if name == "assistant":
+        calls = message.get("tool_calls") or []
+        found |= {"calls"} if calls else set()
+        found |= {"several calls"} if len(calls) > 1 else set()
+        if any(message.get(key) is not None for key in ("reasoning", "reasoning_content")):
+            found.add("reasoning")
+    return found

@@ -4,7 +4,7 @@ A template is code that came with the model: it runs in a sandbox, and a request
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -13,10 +13,15 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from gateway.http.json_bounds import BoundedJson
+from gateway.text.content_format import takes_parts
+from gateway.text.conversation import (
+    PromptMessage,
+    ignore_unread,
+    read_conversation,
+    read_tools,
+    without_developers,
+)
 
-PromptMessage = Mapping[str, Any]
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 OWN_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 NODES_AT_ONCE = 20_000
@@ -47,9 +52,9 @@ class GenerationTag(Extension):
     tags = {"generation"}  # noqa: RUF012  jinja2 declares it as an instance attribute
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the tag's body."""
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        """Return the tag's body, whose variables are its own."""
+        line = next(parser.stream).lineno
+        return [nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)]
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -58,8 +63,8 @@ def raise_exception(message: str) -> NoReturn:
 
 
 def strftime_now(spelling: str) -> str:
-    """Return the local time, as the engines give it to templates."""
-    return datetime.now().astimezone().strftime(spelling)
+    """Return the local time, as the engines give it to templates: without a zone."""
+    return datetime.now().strftime(spelling)
 
 
 def dump_json(
@@ -86,11 +91,10 @@ def has_many_nodes(value: Any) -> bool:
     return seen > NODES_AT_ONCE
 
 
-class ChatTemplate:
-    """One model's compiled template. ``variables``: the tokenizer's special tokens by name, as ``bos_token``."""
+class OneTemplate:
+    """One compiled source and what it takes. Raises TemplateRejected when the source is no template."""
 
-    def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """Raises TemplateRejected when the source is no template."""
+    def __init__(self, source: str) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols]
         )
@@ -99,11 +103,37 @@ class ChatTemplate:
         environment.globals["strftime_now"] = strftime_now
         try:
             tree = environment.parse(source)
-            self._template = environment.from_string(source)
+            self.code = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise TemplateRejected(f"chat template, line {error.lineno}: {error.message}") from error
+        self.takes_parts = takes_parts(tree)
+        self.knows_developers = '"developer"' in source or "'developer'" in source
+
+
+class ChatTemplate:
+    """One model's templates. ``variables``: the tokenizer's special tokens by name, as ``bos_token``.
+
+    ``with_tools`` is for requests that offer tools, where the model has one of its own for those. Raises
+    TemplateRejected.
+    """
+
+    def __init__(self, source: str | None, variables: Mapping[str, str], with_tools: str | None = None) -> None:
+        self._plain = None if source is None else OneTemplate(source)
+        self._with_tools = self._plain if with_tools is None else OneTemplate(with_tools)
         self._variables = dict(variables)
-        self._takes_parts = loops_over_content(tree)
+
+    def render_chat(self, chat: Mapping[str, Any], on_unread: Callable[[], object] = ignore_unread) -> str:
+        """Return the prompt text of a chat request's fields. Raises TemplateRejected."""
+        continued = bool(chat.get("continue_final_message"))
+        return self.render(
+            chat["messages"],
+            tools=chat.get("tools") or None,
+            documents=chat.get("documents"),
+            add_generation_prompt=chat.get("add_generation_prompt") is not False and not continued,
+            continue_final_message=continued,
+            values=find_values(chat.get("chat_template_kwargs"), chat.get("reasoning_effort")),
+            on_unread=on_unread,
+        )
 
     def render(
         self,
@@ -114,24 +144,49 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         values: Mapping[str, Any] | None = None,
+        on_unread: Callable[[], object] = ignore_unread,
     ) -> str:
-        """Return the prompt text. ``values``: the client's ``chat_template_kwargs``. Raises TemplateRejected."""
+        """Return the prompt text. Raises TemplateRejected.
+
+        ``values``: the client's ``chat_template_kwargs``; null says nothing. ``on_unread`` is called for each tool call
+        whose arguments are no JSON object.
+        """
         taken = OWN_VARIABLES & set(values or ())
         if taken:
             raise TemplateRejected(f"{sorted(taken)[0]!r} is set by the gateway.", "chat_template_kwargs")
-        reader = BoundedJson()
-        prepared = [prepare_message(message, self._takes_parts, reader) for message in messages]
+        template = self._with_tools if tools else self._plain
+        if template is None:
+            raise TemplateRejected("This model's chat template is for requests with tools alone.", "tools")
         try:
-            text = self._template.render(
-                **{**self._variables, **(values or {})},
+            prepared = read_conversation(messages, template.takes_parts, on_unread)
+        except ValueError as error:
+            raise TemplateRejected(f"The tool calls' arguments are too much JSON: {error}.") from error
+        if not template.knows_developers:
+            prepared = without_developers(prepared)
+        last = mark_end(prepared[-1]) if continue_final_message else ""
+        try:
+            text = template.code.render(
+                **{**self._variables, **given_values(values)},
                 messages=prepared,
-                tools=tools,
+                tools=read_tools(tools),
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
             )
         except RENDER_ERRORS as error:
             raise TemplateRejected(f"The chat template cannot render these messages: {describe(error)}") from error
-        return cut_after(text, prepared[-1]) if continue_final_message else text
+        return cut_at_end(text, last) if continue_final_message else text
+
+
+def find_values(values: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any]:
+    """Return the values that a template gets: the client's, and what its effort says in names that templates know."""
+    if effort is None:
+        return values or {}
+    return {"enable_thinking": effort != "none", **(values or {}), "reasoning_effort": effort}
+
+
+def given_values(values: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return a client's values but for those that say nothing, as engines do."""
+    return {name: value for name, value in (values or {}).items() if value is not None and value != "auto"}
 
 
 def describe(error: Exception) -> str:
@@ -139,75 +194,29 @@ def describe(error: Exception) -> str:
     return str(error) if type(error) is TemplateError else type(error).__name__
 
 
-def prepare_message(message: PromptMessage, takes_parts: bool, reader: BoundedJson) -> dict[str, Any]:
-    """Bring content to the one spelling that the template reads, and tool call arguments to objects."""
-    prepared = dict(message)
-    content = message.get("content")
-    if takes_parts:
-        prepared["content"] = [{"type": "text", "text": text} for text in part_texts(content)]
-    else:
-        prepared["content"] = "\n".join(part_texts(content))
-    if message.get("role") == "assistant" and message.get("tool_calls"):
-        prepared["tool_calls"] = [parse_arguments(call, reader) for call in message["tool_calls"]]
-    elif "tool_calls" in prepared and not prepared["tool_calls"]:
-        del prepared["tool_calls"]
-    return prepared
+END_MARK = "PDD_FINAL_MESSAGE_ENDS "
+"""Where the final message is to go on; its blank shows whether the template keeps those at a message's end."""
 
 
-def part_texts(content: Any) -> list[str]:
-    """Return the texts of a content in any of its spellings: null, a string, parts (checked by the API)."""
-    if content is None:
-        return []
+def mark_end(message: dict[str, Any]) -> str:
+    """Mark the end of a message's content in place; return its text. Raises TemplateRejected."""
+    content = message["content"]
     if isinstance(content, str):
-        return [content]
-    return [part if isinstance(part, str) else str(part.get("text", part.get("refusal", ""))) for part in content]
+        message["content"] = content + END_MARK
+        text = content
+    else:
+        last: dict[str, Any] = next((part for part in reversed(content) if "text" in part), {"text": ""})
+        text = last["text"]
+        last["text"] += END_MARK
+    if not text.strip():
+        raise TemplateRejected("The final message has no content that could be continued.")
+    return text
 
 
-def parse_arguments(call: Mapping[str, Any], reader: BoundedJson) -> Mapping[str, Any]:
-    """Return a tool call whose arguments are an object: templates spell them as JSON themselves."""
-    function = call.get("function")
-    if not isinstance(function, Mapping):
-        return call
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = reader.parse(arguments or "{}")
-        except json.JSONDecodeError as error:
-            raise TemplateRejected("A tool call's arguments are not valid JSON.", "messages") from error
-        except ValueError as error:
-            raise TemplateRejected(f"The tool calls' arguments are too much JSON: {error}.", "messages") from error
-    return {**call, "function": {**function, "arguments": arguments or {}}}
-
-
-def cut_after(text: str, message: PromptMessage) -> str:
-    """Return the text up to the end of the final message's content, for the model to go on from there."""
-    content = "\n".join(part_texts(message["content"]))
-    stripped = content.strip()
-    at = text.rfind(stripped)
-    if not stripped or at < 0:
+def cut_at_end(text: str, last: str) -> str:
+    """Return the text up to the mark, for the model to go on from there. Raises TemplateRejected."""
+    at = text.rfind(END_MARK.strip())
+    if at < 0 or last.strip() not in text:
         raise TemplateRejected("The final message's content is not in the rendered text, so it cannot be continued.")
-    kept = content.lstrip()
-    return text[: at + len(kept)] if text.startswith(kept, at) else text[: at + len(stripped)]
-
-
-def loops_over_content(tree: nodes.Template) -> bool:
-    """Say whether the template reads a message's content as a list of parts."""
-    aliases = {
-        assignment.target.name
-        for assignment in tree.find_all(nodes.Assign)
-        if isinstance(assignment.target, nodes.Name) and reads_content(assignment.node)
-    }
-    return any(
-        reads_content(loop.iter) or (isinstance(loop.iter, nodes.Name) and loop.iter.name in aliases | {"content"})
-        for loop in tree.find_all(nodes.For)
-    )
-
-
-def reads_content(node: nodes.Node) -> bool:
-    """Say whether an expression is ``x.content`` or ``x['content']``."""
-    match node:
-        case nodes.Getattr(attr="content"):
-            return True
-        case nodes.Getitem(arg=nodes.Const(value="content")):
-            return True
-    return False
+    kept = text[:at]
+    return kept if text.startswith(END_MARK, at) else kept.rstrip()

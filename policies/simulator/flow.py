@@ -133,18 +133,23 @@ class RequestFlow:
         self._fetch(self._full_blocks)
         if self.made_tokens == outcome.row.output_tokens:
             self._finish()
+        elif plan.fused:
+            # its prompt's KV is where it writes: the job computes nothing but its next tokens
+            self._relay_on(site, 0.0)
         elif plan.relay is not None:
             relay = world.sites[plan.relay]
-            prompt = outcome.row.prompt_tokens
-            self.relay_job = Job(
-                prompt + 1, 0, outcome.row.output_tokens - 1, self._end_relay, on_prefilled=self._start_relay
-            )
-            job, load_s = self.relay_job, relay.load_s(prompt, world.fleet.kv_bytes_per_token)
-            self._after(load_s, lambda: relay.engine.submit(job))
+            self._relay_on(relay, relay.load_s(outcome.row.prompt_tokens, world.fleet.kv_bytes_per_token))
         self._await_kv()
 
+    def _relay_on(self, relay: SimulatedInstance, load_s: float) -> None:
+        row = self.outcome.row
+        job = self.relay_job = Job(
+            row.prompt_tokens + 1, 0, row.output_tokens - 1, self._end_relay, on_prefilled=self._start_relay
+        )
+        self._after(load_s, lambda: relay.engine.submit(job))
+
     def _start_relay(self) -> None:
-        relay = self.world.sites[str(self.decision.plan.relay)]
+        relay = self.world.sites[str(self.decision.plan.writer)]
         relay.cache.add(self.outcome.row.blocks)
         if self.outcome.first_s is None:
             self.outcome.first_s = self._now_s + relay.engine.itl_s
@@ -176,9 +181,9 @@ class RequestFlow:
     def _step(self) -> None:
         """Ask for the next step of the hand-off."""
         plan = self.decision.plan
-        if self.relay_job is None or plan.relay is None:
+        if self.relay_job is None or plan.writer is None:
             return
-        relay = self.world.sites[plan.relay]
+        relay = self.world.sites[plan.writer]
         output = self.outcome.row.output_tokens
         self.made_tokens = min(output - 1, 1 + int(relay.engine.made(self.relay_job)))
         pending = self.made_tokens - self.sealed_tokens
@@ -191,7 +196,7 @@ class RequestFlow:
             self.relay_job = None
             if self.made_tokens > 1:
                 self.silent_since_s = self._now_s
-            self.outcome.relay_tokens = self.made_tokens - 1
+            self._note_eager()
             self._hand_over(pending + tail)
         else:
             self.sealed_tokens += min(step.tokens, pending)
@@ -229,10 +234,18 @@ class RequestFlow:
             world.sessions[row.session] = plan.instances
         world.on_end(row)
 
+    def _note_eager(self) -> None:
+        """What was made is P's first token and what the writer made after it."""
+        if self.decision.plan.fused:
+            self.outcome.prefill_tokens = self.made_tokens
+        else:
+            self.outcome.relay_tokens = self.made_tokens - 1
+
     def _end_relay(self) -> None:
         plan, row, world = self.decision.plan, self.outcome.row, self.world
         self.relay_job = None
-        self.made_tokens, self.outcome.relay_tokens = row.output_tokens, row.output_tokens - 1
+        self.made_tokens = row.output_tokens
+        self._note_eager()
         self._finish()
         if plan.link is None or self.transfer is None:
             return

@@ -21,6 +21,7 @@ from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.text.context import ContextLength
 from policies.rules import Rules
 from policies.types import Role
 from policies.valley import PrefillCurve
@@ -85,7 +86,7 @@ def build_service(rng: random.Random) -> Router:
     links = {(a, b): Link(a, b, LinkedPath(), "lmcache", 256, 1e9) for a in ("a0", "a1") for b in ("b0", "b1")}
     metrics = Metrics()
     return Router(
-        models={MODEL: ModelFacts(50_000, 131_072, cache_effective=True, kv_name=MODEL)},
+        models={MODEL: ModelFacts(50_000, ContextLength(131_072), cache_effective=True, kv_name=MODEL)},
         pools=Pools([build_instance(role, number) for number, role in enumerate(ROLES)], time.monotonic),
         links=Links(links, 60.0),
         trust=KvTrust(time.monotonic, metrics),

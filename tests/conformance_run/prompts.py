@@ -10,18 +10,8 @@ from gateway.text.template import ChatTemplate, TemplateRejected
 
 def render_here(template: ChatTemplate, body: Mapping[str, Any]) -> str | None:
     """Return the prompt's text; None: the request is refused."""
-    values = dict(body.get("chat_template_kwargs") or {})
-    if body.get("reasoning_effort") is not None:
-        values.setdefault("reasoning_effort", body["reasoning_effort"])
-    continued = bool(body.get("continue_final_message"))
     try:
         check_messages(body["messages"])
-        return template.render(
-            body["messages"],
-            tools=body.get("tools"),
-            add_generation_prompt=body.get("add_generation_prompt") is not False and not continued,
-            continue_final_message=continued,
-            values=values,
-        )
+        return template.render_chat(body)
     except (TemplateRejected, GatewayError):
         return None

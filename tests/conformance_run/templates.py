@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.text.model import ServedModel, load_model
-from gateway.text.shapes import SHAPES
+from gateway.text.shapes import READ_ON_PURPOSE, SHAPES
 from gateway.text.template import ChatTemplate, TemplateRejected
 from tests.conformance_run.parts import NotRun
 from tests.conformance_run.prompts import render_here
@@ -27,6 +27,12 @@ PYTHON_WITH_VLLM = Path(".venv-e2e/bin/python")
 VLLM_TIMEOUT_S = 900
 SPECIAL = {"bos_token": "<s>", "eos_token": "<|im_end|>", "unk_token": "<unk>", "pad_token": "<|endoftext|>"}
 SHOWN = 40
+OWN_READINGS = dict.fromkeys(
+    READ_ON_PURPOSE, "thoughts among the parts are reasoning here, and the answer's text in vLLM"
+)
+"""Shapes that are read in another way on purpose, and why."""
+
+VERDICTS = ("same", "differs", "refused", "explained")
 
 Prompts = Mapping[str, Mapping[str, Any]]
 
@@ -115,18 +121,21 @@ def compare(templates: Mapping[str, str], theirs: Prompts, model: ServedModel) -
         for shape, body in SHAPES.items():
             ours = None if template is None else render_here(template, body)
             verdict = judge(ours, theirs[name][shape]["text"])
+            if verdict == "differs" and shape in OWN_READINGS:
+                verdict = "explained"
             verdicts[verdict] += 1
             shapes[shape][verdict] += 1
             if verdict == "differs":
                 differing.setdefault(name, []).append(shape)
     for shape, found in shapes.items():
-        print(f"   {shape:20} same {found['same']:4} differs {found['differs']:4} refused {found['refused']:4}")
+        counts = [f"{verdict} {found[verdict]:4}" for verdict in VERDICTS]
+        print(f"   {shape:20} {' '.join(counts)} {OWN_READINGS.get(shape, '')}")
     for name, names in list(differing.items())[:SHOWN]:
         print(f"   differs: {name}: {', '.join(names)}")
     return {
         "templates.templates": len(templates),
         "templates.conversations": len(SHAPES),
-        **{f"templates.{verdict}": verdicts[verdict] for verdict in ("same", "differs", "refused")},
+        **{f"templates.{verdict}": verdicts[verdict] for verdict in VERDICTS},
         "templates.differing": differing,
     }
 

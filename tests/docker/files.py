@@ -143,7 +143,7 @@ def ports_of(service: Mapping[str, Any]) -> set[int]:
         case ["python" | "python3", "-m", "vllm.entrypoints.openai.api_server", *_]:
             events = json.loads(option(argv, "--kv-events-config"))
             return {int(option(argv, "--port")), _port(events["endpoint"]), _port(events["replay_endpoint"])}
-        case ["python", "-m", "lmcache.cli.main", *_]:
+        case ["python" | "python3", "-m", "lmcache.cli.main", *_]:
             return {int(option(argv, "--port")), int(option(argv, "--http-port"))}
     return {"prom/prometheus": {9090}, "grafana/grafana": {3000}}[service["image"].partition(":")[0]]
 

@@ -28,7 +28,7 @@ from tests.docker.files import (
 )
 from tests.docker.paths import served_paths
 
-STACKS = [("compose.yaml",), ("compose.yaml", "compose.vllm.yaml"), ("compose.yaml", "compose.gpu.yaml")]
+STACKS = [("compose.yaml",), *(("compose.yaml", f"compose.{kind}.yaml") for kind in ("vllm", "gpu", "nixl"))]
 ROLES = {"P": "prefill", "RLD": "relay", "MD": "main"}
 SEES_BOTH = {"wan", "prometheus"}
 

@@ -243,6 +243,31 @@ def test_stores_are_named_by_a_secret() -> None:
     assert all(set(variable["valueFrom"]) == {"secretKeyRef"} for variable in container_of("bridge")["env"])
 
 
+def test_the_bridge_asks_for_the_key_that_the_gateway_shows() -> None:
+    """The bridge's keys are a file of a Secret; the variable that the gateway's link names comes from another."""
+    _, options = command_of("bridge")
+    mounts = {mount["mountPath"]: mount["name"] for mount in container_of("bridge")["volumeMounts"]}
+    folder, _, name = options.key_file.rpartition("/")
+    volumes = {volume["name"]: volume["secret"]["secretName"] for volume in pod_of("bridge")["volumes"]}
+    assert (volumes[mounts[folder]], name) == ("pdd-bridge-keys", "keys")
+    (link,) = parse_settings(read_yaml(FOLDER / "gateway" / "gateway.yaml")).links
+    (shown,) = container_of("gateway")["envFrom"]
+    assert (shown["secretRef"]["name"], link.bridge_key_env) == ("pdd-bridge-key", "PDD_BRIDGE_KEY")
+
+
+def test_only_chosen_networks_reach_the_bridge() -> None:
+    """The policy is the bridge's, opens its port alone and not to everybody, and lets it out to names and stores."""
+    policy = one("bridge", "NetworkPolicy")["spec"]
+    labels = one("bridge", "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert policy["podSelector"]["matchLabels"].items() <= labels.items()
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    (rule,) = policy["ingress"]
+    assert rule["from"] and all(source for source in rule["from"])
+    ports = {entry["containerPort"] for entry in container_of("bridge")["ports"]}
+    assert {port["port"] for port in rule["ports"]} == ports
+    assert {port["port"] for out in policy["egress"] for port in out["ports"]} == {53, 6379}
+
+
 def test_only_the_gateway_reaches_engines_and_their_events() -> None:
     """The policy opens the ports that the settings name, to the gateway's pods alone."""
     policy = one("gateway", "NetworkPolicy", "pdd-engines")["spec"]

@@ -1,8 +1,9 @@
-"""compose.vllm.yaml tells vLLM and LMCache what the end-to-end tests tell them, and agrees with the settings."""
+"""compose.vllm.yaml and compose.gpu.yaml tell vLLM and LMCache what the end-to-end tests tell them."""
 
 import inspect
 import json
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from tests.e2e import kit
 ENGINES = {"p1": "a", "rld1": "a", "md1": "b"}
 
 
-@pytest.fixture
-def compose() -> dict[str, Any]:
-    """The deployment with vLLM."""
-    return read_compose("compose.yaml", "compose.vllm.yaml")
+@pytest.fixture(params=["compose.vllm.yaml", "compose.gpu.yaml"])
+def compose(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A deployment with vLLM and LMCache servers."""
+    return read_compose("compose.yaml", request.param)
 
 
 def options_of(service: Mapping[str, Any]) -> set[str]:
@@ -65,3 +66,20 @@ def test_servers_keep_their_kv_in_the_regions_store(compose: dict[str, Any], reg
 def test_engines_are_not_aborted_while_they_load(compose: dict[str, Any]) -> None:
     """The gateway is patient with engines of this version that would end otherwise."""
     assert all(engine.abort_grace_s > 0 for engine in settings_of(compose).engines)
+
+
+def test_engines_share_a_gpu_with_their_servers() -> None:
+    """Every engine and LMCache server has the same GPU, in one IPC namespace, and what engines take of it fits."""
+    services = read_compose("compose.yaml", "compose.gpu.yaml")["services"]
+    for name in (*ENGINES, "lmcache-a", "lmcache-b"):
+        (device,) = services[name]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["device_ids"] == ["0"]
+        assert services[name]["ipc"] == "host"
+    assert sum(float(option(argv_of(services[name]), "--gpu-memory-utilization")) for name in ENGINES) < 0.9
+
+
+def test_engines_on_one_gpu_start_one_after_the_other() -> None:
+    """vLLM looks at how much memory is free, which must not change meanwhile."""
+    services = read_compose("compose.yaml", "compose.gpu.yaml")["services"]
+    for earlier, later in pairwise(ENGINES):
+        assert services[later]["depends_on"][earlier] == {"condition": "service_healthy"}

@@ -9,7 +9,8 @@ import pytest_asyncio
 
 from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.demo.scenarios import warm_up
-from tests.e2e.kit import RATE_MBIT, VllmKit
+from tests.e2e.figures import Figures
+from tests.e2e.kit import ON_GPU, RATE_MBIT, VllmKit
 from tests.integration.regions import RELAYED, Regions, open_regions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,9 +26,16 @@ def python() -> Path:
 
 
 @pytest.fixture(scope="session")
+def figures() -> Figures:
+    """What this run measures."""
+    return Figures()
+
+
+@pytest.fixture(scope="session")
 def kit(python: Path) -> VllmKit:
-    """vLLM over LMCache servers."""
-    return VllmKit(python, MODEL_DIR)
+    """vLLM over LMCache servers, on CPUs or all instances on one GPU."""
+    options = ON_GPU if "E2E_GPU" in os.environ else ()
+    return VllmKit(python, MODEL_DIR, options=lambda name: options)
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="session")

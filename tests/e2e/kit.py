@@ -4,8 +4,9 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ MAX_MODEL_TOKENS = 8192
 BLOCK_TOKENS = 32
 FAR = "md9"
 ABORT_GRACE_S = 5.0
+ON_GPU = ("--gpu-memory-utilization", "0.25")
+"""For instances that share a GPU."""
 MQ_TIMEOUT_S = 60.0
 """After this long without an answer of a restarted LMCache server vLLM gives up and ends; 300 unless set."""
 QUIET = {
@@ -31,6 +34,7 @@ QUIET = {
     "PYTHONDONTWRITEBYTECODE": "",
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 
@@ -68,9 +72,19 @@ class VllmKit:
     dialect = "lmcache-mp"
     hash_seed: str | None = None
 
-    def __init__(self, python: Path, model: Path, chunk_tokens: int = 256) -> None:
+    def __init__(
+        self,
+        python: Path,
+        model: Path,
+        chunk_tokens: int = 256,
+        options: Callable[[str], Sequence[str]] = lambda name: (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """``options`` and ``environment``: what vLLM is told beside the usual; options by the engine's name."""
         self.chunk_tokens = chunk_tokens
         self.kv_name: str | None = str(model)
+        self._options = options
+        self._environment = {**QUIET, **environment}
         self._python = str(python)
         self._servers: dict[str, tuple[int, int]] = {}
 
@@ -104,7 +118,7 @@ class VllmKit:
     def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:
         """One vLLM instance."""
         transfer = _lmcache(self._servers[_place_of(name)][0])
-        return build_vllm(self._python, cluster, name, listen, transfer, QUIET)
+        return build_vllm(self._python, cluster, name, listen, transfer, self._environment, self._options(name))
 
 
 class NixlKit:
@@ -145,8 +159,9 @@ def build_vllm(
     listen: str,
     transfer: Mapping[str, object],
     environment: Mapping[str, str],
+    options: Sequence[str] = (),
 ) -> Child:
-    """One vLLM instance with a KV connector."""
+    """One vLLM instance with a KV connector; ``options`` come last, so that they win."""
     port = urlsplit(f"//{listen}").port or find_free_ports(1)[0]
     plan = cluster.plan
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(plan.model)]
@@ -155,8 +170,14 @@ def build_vllm(
     command += ["--kv-cache-memory-bytes", str(KV_CACHE_BYTES), "--enable-prompt-tokens-details"]
     command += ["--enable-scale-out"]  # /inference/v1/generate
     command += ["--kv-events-config", json.dumps(_events(cluster.folder, name))]
-    command += ["--kv-transfer-config", json.dumps(transfer)]
+    command += ["--kv-transfer-config", json.dumps(transfer), *options]
     return Group(name, cluster.folder, f"http://127.0.0.1:{port}", "/health", command, environment)
+
+
+def free_gb() -> float:
+    """Memory of this machine that nobody uses."""
+    (line,) = [line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")]
+    return int(line.split()[1]) / (1 << 20)
 
 
 def _place_of(name: str) -> str:

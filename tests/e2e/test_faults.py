@@ -74,10 +74,11 @@ async def test_faults_between_the_regions_leave_the_answer_exact(whole: Regions,
 
 
 async def test_slow_link_does_not_slow_the_relay(whole: Regions) -> None:
-    """While the KV crosses at a tenth of the rate, RLD writes on, and the answer is exact."""
+    """While the KV crosses at a tenth of the rate, RLD writes the whole answer, exactly."""
     async with whole.narrow_link(), whole.ask(words=WORDS, tokens=ANSWER_TOKENS) as asked:
         await asked.read()
     await _assert_exact(whole, asked)
+    assert set(asked.roles) == {"P", "RLD"}
 
 
 async def test_relay_that_dies_is_replaced(whole: Regions) -> None:

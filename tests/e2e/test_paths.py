@@ -10,11 +10,14 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from redis.asyncio import Redis
 
-from gateway.demo.cluster import MODEL, find_kv_events
+from backends.kv.bridge.keys import DIALECTS, KeyRequest
+from gateway.demo.cluster import MODEL, Cluster, find_kv_events
 from tests.e2e.kit import FAR, RATE_MBIT, VllmKit
 from tests.e2e.test_relay import CHUNK_BYTES, CHUNK_TOKENS
 from tests.integration.faults import in_eager, leave_in
+from tests.integration.holds import Hold
 from tests.integration.regions import ANSWER_TOKENS, RELAYED, Regions, eventually, open_front
 
 pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="session")]
@@ -22,6 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600), pytes
 WORDS = 1600
 PREFETCH_SLICE_CHUNKS = 4
 SEEDS = count(1000, 1000)
+PULL = Hold("warm", unasked=True)
 
 
 @pytest_asyncio.fixture(loop_scope="session", scope="module")
@@ -60,18 +64,30 @@ async def front(
 async def test_relay_over_the_path(front: Regions) -> None:
     """The far MD goes on once it has the KV, and what crossed is the prompt's KV, once.
 
-    It may have it before RLD has said anything.
+    It may have it before RLD has said anything. An MD that pulls is asked once P's server has written all of it:
+    what it has not, MD computes.
     """
     cluster = front.cluster
     crossed, cached = await cluster.store_bytes(), await cluster.taken_from_store(FAR)
-    with front.relay_kept_to(ANSWER_TOKENS // 2, of=ANSWER_TOKENS):
+    with front.relay_kept_to(ANSWER_TOKENS // 2, of=ANSWER_TOKENS), front.holds.hold(PULL) as gate:
         async with front.ask(words=WORDS) as asked:
+            await asked.read(until=lambda asked: bool(asked.prompt_ids))
+            assert await eventually(lambda: _has_all(cluster, asked.prompt_ids), 60)
+            gate.open()
             await asked.read()
     chunks = len(asked.prompt_ids) // CHUNK_TOKENS
     assert asked.error is None and asked.ids == await front.alone(asked)
     assert asked.roles[0] == "P" and asked.roles[-1] == "MD"
     assert await cluster.taken_from_store(FAR) - cached >= chunks * CHUNK_TOKENS - 1
     assert chunks * CHUNK_BYTES <= await cluster.store_bytes() - crossed < 1.5 * chunks * CHUNK_BYTES
+
+
+async def _has_all(cluster: Cluster, prompt: list[int]) -> bool:
+    """Whether region A's store has all chunks of a prompt."""
+    request = KeyRequest(cluster.plan.kit.kv_name or MODEL, prompt, CHUNK_TOKENS)
+    async with Redis.from_url(cluster.stores["a"].url) as store:
+        keys = DIALECTS[cluster.plan.kit.dialect].chunk_keys(request)
+        return bool(await store.exists(*keys) == len(keys))
 
 
 async def test_client_that_leaves_stops_what_can_be_stopped(front: Regions) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
+from backends.engines.vllm_chat import TOKENIZE_PATH
 from backends.engines.vllm_generate import GENERATE_PATH
 from tests.fakes.loans import Loans
 from tests.fakes.script import (
@@ -102,6 +103,10 @@ class FakeEngine(AppServer):
         self.boot_time = 1_790_000_000.25
         self.healthy = True
         self.loans = loans
+        self.reads_chat: Callable[[dict[str, Any]], list[int] | Refuse] | None = None
+        """What /tokenize makes of a chat; None: there is no such path."""
+        self.chats: list[dict[str, Any]] = []
+        """What /tokenize was asked."""
         self.metrics: str | None = None
         """Text of /metrics; None: written from the records."""
 
@@ -139,6 +144,8 @@ class FakeEngine(AppServer):
                 await self._completions(scope, body, receive, send)
             else:
                 await answer(send, 405, {"detail": "Method Not Allowed"})
+        elif scope["path"] == TOKENIZE_PATH and self.reads_chat is not None:
+            await self._tell_chat(orjson.loads(body), self.reads_chat, send)
         else:
             self.questions += 1
             self._watch.changed()
@@ -146,6 +153,16 @@ class FakeEngine(AppServer):
                 await answer(send, 401, {"error": "Unauthorized"})
             else:
                 await self._small(scope["path"], send)
+
+    async def _tell_chat(
+        self, asked: dict[str, Any], reads_chat: Callable[[dict[str, Any]], list[int] | Refuse], send: Send
+    ) -> None:
+        self.chats.append(asked)
+        told = reads_chat(asked)
+        if isinstance(told, Refuse):
+            await answer(send, told.status, told.body, told.headers)
+        else:
+            await answer(send, 200, {"tokens": told, "count": len(told), "max_model_len": self.max_model_len})
 
     async def _small(self, path: str, send: Send) -> None:
         if path == "/v1/models":

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Literal
 
 from backends.errors import TransferFailed
@@ -44,6 +45,14 @@ class FakeTransfer:
         self.chunks_done = self.chunks_total
         self._steps.put_nowait(self._now("complete"))
 
+    def see(self, chunks: int, chunk_bytes: int = 0) -> None:
+        """Let the sending store show the first ``chunks``, and how large they are."""
+        self._steps.put_nowait(replace(self._now("moving"), chunks_seen=chunks, chunk_bytes=chunk_bytes))
+
+    async def taken(self) -> None:
+        """Wait until the gateway has taken all that it was told so far."""
+        await self._steps.join()
+
     def fail(self, message: str = "link lost") -> None:
         """Break the transfer."""
         self._steps.put_nowait(TransferFailed(message))
@@ -65,6 +74,7 @@ class FakeTransfer:
             if step.state == "complete":
                 self.state = "complete"
             yield step
+            self._steps.task_done()
             if step.state == "complete":
                 return
 

@@ -7,6 +7,7 @@ import pytest
 
 from backends.engines.reference.demo_model import MODEL_DIR
 from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.fan import FannedPath
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
 from gateway.app import Gateway
@@ -35,9 +36,11 @@ def settings_of(link: dict[str, Any]) -> Settings:
         ({"path": "bridge", "bridge": URL}, BridgePath),
         ({"bridge": URL, "dialect": "lmcache", "hash_seed": 0}, BridgePath),
         ({"bridge": URL, "dialect": "lmcache", "hash_seed": "no_vllm"}, BridgePath),
+        ({"bridge": URL, "bridge_workers": ["http://127.0.0.1:10"]}, FannedPath),
         ({"path": "prefetch", "cache_server": URL}, PrefetchPath),
         ({"path": "engine_pull"}, EnginePull),
         ({"path": "nixl", "lease_s": 12}, NixlPull),
+        ({"bridge": URL, "relay_kv": "nixl", "lease_s": 12}, BridgePath),
     ],
 )
 async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
@@ -46,6 +49,7 @@ async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
     found = gateway.links.get("a", "b")
     assert found is not None and type(found.path) is path_type
     assert found.lease_s == link.get("lease_s", 30.0)
+    assert found.view().lends is ("nixl" in (link.get("path"), link.get("relay_kv")))
     for served in gateway.served.values():
         served.close()
 
@@ -60,6 +64,13 @@ async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
         ({"path": "carrier_pigeon"}, r"links\[0\].path"),
         ({"path": "nixl", "lease_s": 0}, r"links\[0\].lease_s"),
         ({"bridge": URL, "world_size": 0}, r"links\[0\].world_size"),
+        ({"path": "nixl", "bridge_workers": [URL]}, r"links\[0\].bridge_workers: path nixl has no bridge"),
+        ({"path": "nixl", "bridge_key_env": "K"}, r"links\[0\].bridge_key_env: path nixl has no bridge"),
+        ({"path": "nixl", "dest_world_size": 2}, r"links\[0\].dest_world_size: path nixl does not regroup KV heads"),
+        (
+            {"bridge": URL, "dialect": "lmcache", "hash_seed": 0, "kv_layout": "packed"},
+            r"links\[0\].kv_layout: LMCache inside the engines .* knows split only",
+        ),
         ({"bridge": URL, "dialect": "lmcache"}, r"links\[0\].hash_seed: .* PYTHONHASHSEED, or from a random number"),
         ({"bridge": URL, "hash_seed": 0}, r"links\[0\].hash_seed: dialect lmcache-mp has none"),
         ({"bridge": URL, "dialect": "lmcache", "hash_seed": -1}, r"links\[0\].hash_seed"),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.api.admin import Pages
 from gateway.api.app import ApiState, build_app
 from gateway.text.model import ServedModel, load_model
+from gateway.text.parsers.registry import find_parsers
 from policies.rules import Rules, parse_rules
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import EOS, Script, fixed_answer
@@ -28,6 +29,8 @@ TEXT = (
     '<tool_call>\n{"name": "get", "arguments": {"city": "東京"}}\n</tool_call>'
     '<tool_call>\n{"name": "put", "arguments": {}}\n</tool_call>'
 )
+NEVER_CLOSED = '<think>Hmm 😀 <tool_call>\n{"name": "get", "arguments": {"city": "東京"}}\n</tool_call>\n'
+QUOTED = f"{NEVER_CLOSED}or not</think>Příliš 👩‍👩‍👧 kůň"
 TOOL = {"type": "function", "function": {"name": "get"}}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hello there. " * 40}]}
 PLAIN = parse_rules({"direct_wan_bound_s": 0, "relay": QUICK, "splitting": {"enabled": False}})
@@ -163,7 +166,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     """A byte-level model whose answers hold reasoning and calls."""
     directory: Path = make_model_dir(tmp_path_factory.mktemp("split_answer"))
     served = load_model(MODEL, directory)
-    yield replace(served, reads_reasoning=True, reads_tools=True)
+    yield replace(served, parsers=find_parsers("hermes", "think", ()))
     served.close()
 
 
@@ -188,10 +191,11 @@ async def rig(model: ServedModel) -> AsyncIterator[Rig]:
     late=st.integers(0, 40),
     mode=st.sampled_from(["one_shot", "catch_up"]),
     chunks=st.tuples(CHUNKS, CHUNKS),
+    text=st.sampled_from([TEXT, NEVER_CLOSED, QUOTED]),
     other_ids=st.none() | st.lists(st.integers(3, 700), min_size=1, max_size=60),
 )
-@example(SHOWN_STOP, True, 5, 100, "catch_up", ((1,), (1,)), None)
-@example(SHOWN_STOP, False, 5, 100, "catch_up", ((1,), (1,)), None)
+@example(SHOWN_STOP, True, 5, 100, "catch_up", ((1,), (1,)), TEXT, None)
+@example(SHOWN_STOP, False, 5, 100, "catch_up", ((1,), (1,)), TEXT, None)
 async def test_a_split_answer_says_what_an_unsplit_one_says(
     rig: Rig,
     fields: dict[str, Any],
@@ -200,6 +204,7 @@ async def test_a_split_answer_says_what_an_unsplit_one_says(
     late: int,
     mode: str,
     chunks: tuple[tuple[int, ...], tuple[int, ...]],
+    text: str,
     other_ids: list[int] | None,
 ) -> None:
     """Text, its parts, calls, ids, log-probabilities, finish and usage are the same wherever the joint is."""
@@ -211,7 +216,7 @@ async def test_a_split_answer_says_what_an_unsplit_one_says(
     template = rig.model.template
     assert template is not None
     prompt = rig.model.encoder.encode_now(template.render(CHAT["messages"], tools=fields.get("tools")))
-    ids = other_ids or [*rig.model.encoder.encode_now(TEXT), EOS]
+    ids = other_ids or [*rig.model.encoder.encode_now(text), EOS]
     for engine in rig.stage.engines.values():
         engine.model = fixed_answer(len(prompt), ids)
     rig.stage.engines["md1"].calls.clear()

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import backends.engines.reference.service  # noqa: F401  # what takes seconds to load
 from backends.transport.lifetime import die_with_parent
-from gateway.__main__ import main
+from tests.integration.odd_engine import run
 
 
 def serve(control: socket.socket) -> None:
@@ -39,7 +39,7 @@ def _keep(forker_pid: int, arguments: list[str], out: int, log: int, life: int) 
             os.dup2(descriptor, standard)
             os.close(descriptor)
         try:
-            os._exit(main(arguments))
+            os._exit(run(arguments))
         finally:  # an exception or sys.exit must not unwind into the forker's own frames
             sys.excepthook(*sys.exc_info())
             os._exit(1)

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -27,6 +27,8 @@ class Hold:
     left: int | None = None
     until_main: bool = False
     """Only in answers to which no final leg has brought anything."""
+    unasked: bool = False
+    """Before the engine is asked."""
     gate: HoldGate = field(default_factory=HoldGate)
 
 
@@ -50,8 +52,8 @@ class Holds:
             self._holds.remove(hold)
             hold.gate.open()
 
-    def at(self, leg: LegRequest, received: int) -> list[HoldGate]:
-        """Gates that a leg has to pass after ``received`` tokens."""
+    def at(self, leg: LegRequest, received: int, *, unasked: bool = False) -> list[HoldGate]:
+        """Gates that a leg has to pass after ``received`` tokens, or before its engine is asked."""
         named = LEG.fullmatch(leg.request_id)
         if named is None:
             return []
@@ -63,6 +65,7 @@ class Holds:
             hold.gate
             for hold in self._holds
             if hold.kind == kind
+            and hold.unasked == unasked
             and received >= hold.after
             and (hold.left is None or left <= hold.left)
             and not (hold.until_main and answer in self._answers_of_main)
@@ -84,6 +87,7 @@ class HeldEngine:
     async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
         """See ``Engine.generate``."""
         received = 0
+        await _pass(self._holds.at(leg, received, unasked=True))
         async with aclosing(self._engine.generate(leg)) as stream:
             while (chunk := await self._read(stream, leg, received)) is not None:
                 received += len(chunk.token_ids)
@@ -107,14 +111,18 @@ class HeldEngine:
             return await anext(stream, None)
         reading = asyncio.create_task(_read_next(stream))
         try:
-            with contextlib.suppress(TimeoutError):  # what follows from a wait in vain is for the test to say
-                async with asyncio.timeout(HELD_AT_MOST_S):
-                    for gate in gates:
-                        await gate.hold()
+            await _pass(gates)
             return await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _pass(gates: Sequence[HoldGate]) -> None:
+    with contextlib.suppress(TimeoutError):  # what follows from a wait in vain is for the test to say
+        async with asyncio.timeout(HELD_AT_MOST_S):
+            for gate in gates:
+                await gate.hold()
 
 
 async def _read_next(stream: AsyncGenerator[LegChunk, None]) -> LegChunk | None:

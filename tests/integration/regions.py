@@ -140,9 +140,9 @@ class Regions:
         async with self.client.stream("POST", url, json=body | fields, headers={"x-pdd-trace": "1"}) as response:
             yield Asked(response, [], [], [])
 
-    async def alone(self, asked: Asked, tokens: int = ANSWER_TOKENS, model: str = MODEL) -> list[int]:
+    async def alone(self, asked: Asked, tokens: int = ANSWER_TOKENS, model: str = MODEL, **fields: str) -> list[int]:
         """What one engine gives for the same prompt."""
-        return await run_alone(self.cluster.children["p1"].url, model, asked.prompt_ids, tokens)
+        return await run_alone(self.cluster.children["p1"].url, model, asked.prompt_ids, tokens, **fields)
 
     async def control_wan(self, verb: str, **body: Any) -> None:
         """Stall, cut, heal or set the link."""

@@ -5,28 +5,16 @@ import time
 
 import pytest
 
-from gateway.demo.cluster import KV_CHUNK_TOKENS, MODEL, Cluster, region_of
+from gateway.demo.cluster import MODEL
 from gateway.fleet.kv_trust import STRIKES
 from tests.integration.forks import ForkedKit, Forker
+from tests.integration.kv_faults import FAULTS, FaultyKit, measure
 from tests.integration.regions import RELAYED, Asked, Regions, eventually, open_regions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORDS, TOKENS = 300, 300
 NAMED_WITHIN_S = 10.0
-
-
-class OddKit(ForkedKit):
-    """Engines of region B store and look for KV in chunks of another size, until they are mended."""
-
-    is_mended = False
-
-    def arguments(self, cluster: Cluster, name: str, listen: str) -> list[str]:
-        """See ``ReferenceKit``."""
-        arguments = super().arguments(cluster, name, listen)
-        if region_of(name) == "b" and not self.is_mended:
-            arguments[arguments.index("--kv-chunk") + 1] = str(2 * KV_CHUNK_TOKENS)
-        return arguments
 
 
 async def ask_exactly(regions: Regions) -> Asked:
@@ -41,7 +29,7 @@ async def ask_exactly(regions: Regions) -> Asked:
 
 async def test_a_wrong_chunk_size_at_main_is_named(forker: Forker, caplog: pytest.LogCaptureFixture) -> None:
     """POL-102: both numbers are logged within seconds, MD then computes prompts, and a restart in order heals it."""
-    kit = OddKit(forker)
+    kit = FaultyKit(forker, FAULTS["chunk_size"])
     async with open_regions((1, 1, 1), RELAYED, rate_mbit=100.0, kit=kit) as regions:
         begun_s = time.monotonic()
         with caplog.at_level(logging.WARNING):
@@ -60,7 +48,7 @@ async def test_a_wrong_chunk_size_at_main_is_named(forker: Forker, caplog: pytes
         assert set((await ask_exactly(regions)).roles) == {"MD"}
         assert regions.newest_timeline()["reason"] == "kv_unread"
 
-        kit.is_mended = True
+        kit.fault = None
         regions.cluster.children["md1"].kill()
         await regions.restart("md1")
         await regions.healed()
@@ -85,3 +73,15 @@ async def test_wrong_keys_are_named(forker: Forker, caplog: pytest.LogCaptureFix
         assert asked.roles[-1] == "MD"
         (line,) = [one.message for one in caplog.records if one.name == "gateway.fleet.kv_trust"]
         assert "model name another" in line
+
+
+@pytest.mark.parametrize("fault", ["dtype", "salt"])
+async def test_a_fault_is_named_by_canaries_and_heals(forker: Forker, fault: str) -> None:
+    """POL-102: with canaries the cause is at /ready within seconds, no KV crosses in vain, and KV crosses once mended.
+
+    `make kv-faults` does this for all faults and tells the times.
+    """
+    figures = await measure(forker, FAULTS[fault])
+    assert figures["named_in_s"] is not None and figures["healed_s"] is not None, figures
+    assert figures["tokens_identical"], figures
+    assert all(plan.startswith("passthrough/") for plan in figures["plans"]), figures

@@ -129,12 +129,13 @@ SNAPSHOTS = st.builds(
 )
 
 RULES = st.builds(
-    lambda pipelines, bound, classic, singular, gap_s: rules(
+    lambda pipelines, bound, classic, singular, gap_s, fused: rules(
         pipelines=pipelines,
         direct_wan_bound_s=bound,
         direct_classic=classic,
         singular=singular,
         slo={"gap_s": gap_s},
+        relay={"fused": fused},
     ),
     st.sampled_from([["direct", "relay"], ["direct", "relay"], ["relay"], ["direct"]]),
     st.sampled_from([0.5, 0.0, 10.0]),
@@ -143,6 +144,7 @@ RULES = st.builds(
         [{}, {"enabled": False}, {"min_uncached_tokens": 1, "max_hit": 1.0}, {"min_uncached_tokens": 10_000}]
     ),
     st.sampled_from([None, None, 0.1]),
+    st.sampled_from(["never", "never", "auto", "always"]),
 )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from policies.plans import PassThrough, Relay
-from policies.types import NoInstance, Role
+from policies.types import InstanceView, NoInstance, Role
 from tests.policies.build import M1, P1, R1, decide, facts, instance, link, rules, snapshot
 
 ROUTE = ("a", "b")
@@ -28,6 +28,16 @@ def test_a_cut_link_is_waited_for_on_relay() -> None:
 def test_a_link_whose_kv_is_not_used_is_not_waited_for() -> None:
     """Where MD does not use the KV that crosses, RLD would never be relieved in earnest: MD does all."""
     assert decide(facts(), snapshot(links=(VAIN,))).plan == PassThrough("m1", "kv_unread")
+
+
+@pytest.mark.parametrize("new", [P1, M1])
+def test_an_engine_without_a_verdict_shares_no_answer(new: InstanceView) -> None:
+    """While the only P or the only MD waits for its first canary MD does all; others of its role are used instead."""
+    apart = replace(new, fingerprint=f"?{new.id}", judged=False)
+    views = {one.id: one for one in (P1, R1, M1)} | {new.id: apart}
+    assert decide(facts(), snapshot(*views.values())).plan == PassThrough("m1", "first_canary")
+    spare = replace(new, id="spare")
+    assert "spare" in decide(facts(), snapshot(*views.values(), spare)).plan.instances
 
 
 def test_another_link_is_used_instead() -> None:

@@ -26,6 +26,8 @@ def test_a_relay_is_explained() -> None:
         "main": "m1",
         "link": ["a", "b"],
         "classic": False,
+        "fused": False,
+        "lends": False,
     }
     assert told["reason"] == "wan_slow"
     assert told["why"] == REASONS["wan_slow"]

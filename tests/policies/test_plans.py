@@ -10,6 +10,7 @@ from tests.policies.build import rules
 ROUTE = ("a", "b")
 DIRECT = Direct("p1", "m1", "short_transfer", ROUTE)
 RELAY = Relay("p1", "r1", "m1", "wan_slow", ROUTE)
+FUSED = Relay("p1", None, "m1", "fused", ROUTE, fused=True)
 SINGULAR = Singular("p1", "r1", "singular")
 PASSTHROUGH = PassThrough("m1", "echo")
 
@@ -19,6 +20,7 @@ PASSTHROUGH = PassThrough("m1", "echo")
     [
         (DIRECT, "direct", {Role.P: "p1", Role.MD: "m1"}),
         (RELAY, "relay", {Role.P: "p1", Role.RLD: "r1", Role.MD: "m1"}),
+        (FUSED, "relay", {Role.P: "p1", Role.MD: "m1"}),
         (SINGULAR, "singular", {Role.P: "p1", Role.RLD: "r1"}),
         (PASSTHROUGH, "passthrough", {Role.MD: "m1"}),
     ],
@@ -35,6 +37,7 @@ def test_roles(plan: Plan, kind: str, roles: dict[Role, str]) -> None:
     [
         (DIRECT, {"has_prefill", "moves_kv"}),
         (RELAY, {"has_prefill", "moves_kv", "relays_first"}),
+        (FUSED, {"has_prefill", "moves_kv", "relays_first"}),
         (SINGULAR, {"has_prefill", "relays_first", "ends_on_relay"}),
         (PASSTHROUGH, set()),
     ],
@@ -45,7 +48,7 @@ def test_what_follows(plan: Plan, follows: set[str]) -> None:
     assert {flag for flag in flags if getattr(plan, flag)} == follows
 
 
-@pytest.mark.parametrize("plan", [DIRECT, RELAY, SINGULAR, PASSTHROUGH])
+@pytest.mark.parametrize("plan", [DIRECT, RELAY, FUSED, SINGULAR, PASSTHROUGH])
 def test_only_direct_can_be_classic(plan: Plan) -> None:
     """P's token is shown unless a direct plan says otherwise."""
     assert not plan.classic

@@ -24,10 +24,15 @@ SLICE_BYTES = 4 << 20
 
 
 class PoolConnector(GPUConnectorInterface):
-    """Copies chunks between LMCache's buffers and the paged pool. ``blocks`` is the block table of the sequence."""
+    """Copies chunks between LMCache's buffers and the paged pool, of the heads of one rank of ``ranks``.
 
-    def __init__(self, runner: ModelRunner) -> None:
+    ``blocks`` is the block table of the sequence.
+    """
+
+    def __init__(self, runner: ModelRunner, rank: int, ranks: int) -> None:
         self._runner = runner
+        self._heads = runner.shape.kv_heads // ranks
+        self._first_head = rank * self._heads
 
     def batched_from_gpu(self, memory_objs: list[MemoryObj], starts: list[int], ends: list[int], **kwargs: Any) -> None:
         for memory, start, end in zip(memory_objs, starts, ends, strict=True):
@@ -38,22 +43,24 @@ class PoolConnector(GPUConnectorInterface):
             self.to_gpu(memory, start, end, **kwargs)
 
     def from_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
-        memory_obj.tensor.copy_(self._runner.read_kv(self._runner.slots(kwargs["blocks"], start, end)))
+        width = self._runner.shape.head_dim
+        kv = self._runner.read_kv(self._runner.slots(kwargs["blocks"], start, end))
+        memory_obj.tensor.copy_(kv[..., self._first_head * width : (self._first_head + self._heads) * width])
 
     def to_gpu(self, memory_obj: MemoryObj, start: int, end: int, **kwargs: Any) -> None:
         """Tokens before ``have`` are in blocks that other sequences may be reading: they stay as they are."""
         first = max(start, kwargs["have"])
         if first < end:
             slots = self._runner.slots(kwargs["blocks"], first, end)
-            self._runner.write_kv(slots, memory_obj.tensor[:, :, first - start :].contiguous())
+            self._runner.write_kv(slots, memory_obj.tensor[:, :, first - start :].contiguous(), self._first_head)
 
     def get_shape(self, num_tokens: int) -> torch.Size:
         shape = self._runner.shape
-        return torch.Size([2, shape.layers, num_tokens, shape.kv_heads * shape.head_dim])
+        return torch.Size([2, shape.layers, num_tokens, self._heads * shape.head_dim])
 
 
 class KvStore:
-    """One engine's access to its region's store."""
+    """One engine's access to its region's store, in which its KV lies as that of ``ranks`` tensor-parallel ranks."""
 
     def __init__(
         self,
@@ -65,22 +72,24 @@ class KvStore:
         chunk_tokens: int = 64,
         timeout_s: float = 2.0,
         buffer_bytes: int = 256 << 20,
+        ranks: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.chunk_tokens = chunk_tokens
-        self._instance_id = instance_id
+        self._ids = [instance_id, *(f"{instance_id}-rank{rank}" for rank in range(1, ranks))]
         self._timeout_s = timeout_s
         self._clock = clock
         self._down_until = 0.0
         chunk_bytes = chunk_tokens * runner.shape.kv_bytes_per_token
         self._slice_tokens = chunk_tokens * max(1, min(SLICE_BYTES, buffer_bytes // 4) // chunk_bytes)
-        self._engine = self._build(runner, url, model_name, max(buffer_bytes, 8 * chunk_bytes))
-        self._connector = self._find_connector(self._engine)
+        buffer_bytes = max(buffer_bytes, 8 * chunk_bytes) // ranks
+        self._engines = [self._build(runner, url, model_name, buffer_bytes, rank) for rank in range(ranks)]
+        self._connectors = [self._find_connector(engine) for engine in self._engines]
 
     @property
     def failures(self) -> int:
         """Store operations that failed so far."""
-        return self._connector.failures
+        return sum(connector.failures for connector in self._connectors)
 
     @property
     def available(self) -> bool:
@@ -92,9 +101,9 @@ class KvStore:
         if not self.available:
             return 0
         before = self.failures
-        found = self._engine.lookup(list(tokens), request_configs=_configs(cache_salt))
+        found = min(int(engine.lookup(list(tokens), request_configs=_configs(cache_salt))) for engine in self._engines)
         self._watch(before)
-        return int(found)
+        return found
 
     def fetch(
         self,
@@ -129,12 +138,13 @@ class KvStore:
             if not self.available:
                 raise StoreFailed("the KV store is not available")
             before = self.failures
-            self._engine.store(
-                list(tokens[:end]),
-                mask=_suffix_mask(end, first),
-                blocks=blocks,
-                request_configs=_configs(cache_salt),
-            )
+            for engine in self._engines:
+                engine.store(
+                    list(tokens[:end]),
+                    mask=_suffix_mask(end, first),
+                    blocks=blocks,
+                    request_configs=_configs(cache_salt),
+                )
             self._settle()
             if self.failures > before:
                 self._back_off()
@@ -142,10 +152,11 @@ class KvStore:
 
     def close(self) -> None:
         """Stop LMCache's threads, and close its event loop, which it would leave open."""
-        loop = self._engine.storage_manager.loop
-        LMCacheEngineBuilder.destroy(self._instance_id)
-        if not loop.is_running():
-            loop.close()
+        for id_, engine in zip(self._ids, self._engines, strict=True):
+            loop = engine.storage_manager.loop
+            LMCacheEngineBuilder.destroy(id_)
+            if not loop.is_running():
+                loop.close()
 
     def _retrieve(
         self,
@@ -156,26 +167,31 @@ class KvStore:
         blocks: Sequence[int],
         have: int,
     ) -> int:
-        found = self._engine.retrieve(
-            list(tokens[:end]),
-            mask=_suffix_mask(end, first),
-            blocks=blocks,
-            have=have,
-            request_configs=_configs(cache_salt),
+        return min(
+            int(
+                engine.retrieve(
+                    list(tokens[:end]),
+                    mask=_suffix_mask(end, first),
+                    blocks=blocks,
+                    have=have,
+                    request_configs=_configs(cache_salt),
+                ).sum()
+            )
+            for engine in self._engines
         )
-        return int(found.sum())
 
     def _slices(self, start: int, end: int) -> list[tuple[int, int]]:
         return [(first, min(first + self._slice_tokens, end)) for first in range(start, end, self._slice_tokens)]
 
     def _settle(self) -> None:
-        waiting = asyncio.run_coroutine_threadsafe(self._connector.settle(), self._engine.storage_manager.loop)
-        try:
-            waiting.result(4 * self._timeout_s)
-        except FutureTimeout as error:
-            waiting.cancel()
-            self._back_off()
-            raise StoreFailed("the KV store is too slow") from error
+        for engine, connector in zip(self._engines, self._connectors, strict=True):
+            waiting = asyncio.run_coroutine_threadsafe(connector.settle(), engine.storage_manager.loop)
+            try:
+                waiting.result(4 * self._timeout_s)
+            except FutureTimeout as error:
+                waiting.cancel()
+                self._back_off()
+                raise StoreFailed("the KV store is too slow") from error
 
     def _watch(self, failures_before: int) -> None:
         if self.failures > failures_before:
@@ -184,8 +200,8 @@ class KvStore:
     def _back_off(self) -> None:
         self._down_until = self._clock() + RETRY_AFTER_S
 
-    def _build(self, runner: ModelRunner, url: str, model_name: str, buffer_bytes: int) -> LMCacheEngine:
-        shape = runner.shape
+    def _build(self, runner: ModelRunner, url: str, model_name: str, buffer_bytes: int, rank: int) -> LMCacheEngine:
+        shape, ranks = runner.shape, len(self._ids)
         config = LMCacheEngineConfig.from_dict(
             {
                 "chunk_size": self.chunk_tokens,
@@ -201,19 +217,19 @@ class KvStore:
         )
         metadata = LMCacheMetadata(
             model_name=model_name,
-            world_size=1,
-            local_world_size=1,
-            worker_id=0,
-            local_worker_id=0,
+            world_size=ranks,
+            local_world_size=ranks,
+            worker_id=rank,
+            local_worker_id=rank,
             kv_dtype=shape.dtype,
-            kv_shape=(shape.layers, 2, self.chunk_tokens, shape.kv_heads, shape.head_dim),
+            kv_shape=(shape.layers, 2, self.chunk_tokens, shape.kv_heads // ranks, shape.head_dim),
             chunk_size=self.chunk_tokens,
         )
         engine = LMCacheEngineBuilder.get_or_create(
-            self._instance_id,
+            self._ids[rank],
             config,
             metadata,
-            PoolConnector(runner),
+            PoolConnector(runner, rank, ranks),
             lambda _tensor, _rank: None,
             lambda item, _: item,
         )

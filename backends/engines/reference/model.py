@@ -126,10 +126,11 @@ class ModelRunner:
         return picked.permute(1, 0, 3, 2, 4).reshape(2, self.shape.layers, len(slots), -1)
 
     @torch.inference_mode()
-    def write_kv(self, slots: Sequence[int], values: torch.Tensor) -> None:
-        """Copy KV of the form that ``read_kv`` gives into the pool."""
-        split = values.view(2, self.shape.layers, len(slots), self.shape.kv_heads, self.shape.head_dim)
-        self._kv.index_copy_(3, torch.tensor(slots), split.permute(1, 0, 3, 2, 4))
+    def write_kv(self, slots: Sequence[int], values: torch.Tensor, first_head: int = 0) -> None:
+        """Copy KV of the form that ``read_kv`` gives into the pool, of all heads or of some from ``first_head`` on."""
+        split = values.view(2, self.shape.layers, len(slots), -1, self.shape.head_dim)
+        heads = self._kv[:, :, first_head : first_head + split.shape[3]]
+        heads.index_copy_(3, torch.tensor(slots), split.permute(1, 0, 3, 2, 4))
 
     def _span(self, item: Work, row: int) -> Span:
         history = item.start + 1 if item.tokens == 1 else item.start

@@ -67,6 +67,8 @@ def serve(settings: ReferenceSettings) -> int:
         listener = bind(settings.host, settings.port)
         shape = read_shape(settings.model, settings.dtype)
         size = choose_size(settings, shape)
+        if shape.kv_heads % settings.kv_ranks:
+            raise ValueError(f"--kv-ranks {settings.kv_ranks} does not divide the model's {shape.kv_heads} KV heads")
         runner = ModelRunner(settings.model, shape, size.blocks, settings.block_size_tokens)
     except (CannotListen, OSError, ValueError, UnsupportedModel) as error:
         print(f"pdd engine: {error}", file=sys.stderr)  # noqa: T201 (a command's message)
@@ -80,6 +82,7 @@ def serve(settings: ReferenceSettings) -> int:
             instance_id=f"pdd-{os.getpid()}",
             chunk_tokens=settings.kv_chunk_tokens,
             timeout_s=settings.kv_timeout_s,
+            ranks=settings.kv_ranks,
         )
     stepper = Stepper(runner, Sampler(), settings.min_step_s)
     _warm_up(stepper, settings.block_size_tokens)

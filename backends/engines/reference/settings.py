@@ -21,6 +21,7 @@ class ReferenceSettings:
     kv_chunk_tokens: int
     kv_timeout_s: float
     kv_min_fetch_tokens: int
+    kv_ranks: int
     dtype: Literal["float32", "bfloat16"]
     threads: int
     block_size_tokens: int
@@ -46,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kv-timeout-s", type=float, default=2.0, metavar="S", help="bound of one store operation")
     parser.add_argument(
         "--kv-min-fetch", type=int, default=256, metavar="TOKENS", help="smaller gaps are computed, not fetched"
+    )
+    parser.add_argument(
+        "--kv-ranks", type=_positive, default=1, metavar="N", help="store KV as N tensor-parallel ranks would"
     )
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--threads", type=_positive, default=1, help="torch threads")
@@ -83,6 +87,7 @@ def to_settings(args: argparse.Namespace) -> ReferenceSettings:
         kv_chunk_tokens=args.kv_chunk,
         kv_timeout_s=args.kv_timeout_s,
         kv_min_fetch_tokens=args.kv_min_fetch,
+        kv_ranks=args.kv_ranks,
         dtype=args.dtype,
         threads=args.threads,
         block_size_tokens=args.block_size,

@@ -69,6 +69,8 @@ class CompletionRequest(msgspec.Struct, kw_only=True):
     suffix: str | None = None
     prompt_logprobs: int | None = None
     request_id: str | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: Any = None
 
 
 class TokenizeRequest(msgspec.Struct):
@@ -111,6 +113,8 @@ def check_supported(request: CompletionRequest) -> None:
         "suffix": request.suffix,
         "prompt_logprobs": request.prompt_logprobs is not None,
         "stop": request.stop,
+        "response_format": (request.response_format or {}).get("type", "text") != "text",
+        "structured_outputs": request.structured_outputs is not None,
     }
     for name, given in refused.items():
         if given:

@@ -9,6 +9,7 @@ from typing import TypeVar, cast
 from urllib.parse import quote
 
 import msgspec
+from msgspec import structs
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
 from backends.kv.bridge.keys import DIALECTS
@@ -19,10 +20,12 @@ from backends.kv.bridge.types import (
     TransferChange,
     TransferLine,
     TransferOrder,
+    TransferShare,
 )
 from backends.transport.client import HttpOrigin, Response
 from backends.types import (
     FoundKey,
+    HeadLayout,
     LinkState,
     PathTraits,
     StoreSide,
@@ -59,14 +62,31 @@ class _Urgency:
 
 class BridgePath:
     """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks, and
-    ``hash_seed`` is that of ``KeyRequest``."""
+    ``hash_seed`` is that of ``KeyRequest``. ``dest_world_size``: the receiving engines' ranks, None: as many.
+    ``layout``: how chunks hold heads. ``separate_groups``: the stores keep groups of layers apart. ``part``: its number
+    among the bridges that move each transfer together, and how many these are. ``key``: what the bridge asks for."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
-    def __init__(self, url: str, *, dtype: str = "float32", world_size: int = 1, hash_seed: int | None = None) -> None:
-        self._origin = HttpOrigin(url)
+    def __init__(
+        self,
+        url: str,
+        *,
+        dtype: str = "float32",
+        world_size: int = 1,
+        dest_world_size: int | None = None,
+        layout: HeadLayout = "packed",
+        separate_groups: bool = False,
+        part: tuple[int, int] | None = None,
+        key: str | None = None,
+        hash_seed: int | None = None,
+    ) -> None:
+        self._origin = HttpOrigin(url, headers={"Authorization": f"Bearer {key}"} if key else None)
+        self._part = TransferShare(*part) if part is not None else None
         self._dtype = dtype
-        self._world_size = world_size
+        self._worlds = (world_size, dest_world_size or world_size)
+        self._layout: HeadLayout = layout
+        self._separate_groups = separate_groups
         self._urgencies: dict[str, _Urgency] = {}
         self._hash_seed = hash_seed
 
@@ -74,21 +94,7 @@ class BridgePath:
         """See ``KvPath``. A bridge that is away, refuses, dies or does not keep the deadline raises TransferFailed."""
         if request.dialect not in DIALECTS:
             raise TransferFailed(f"unknown key dialect {request.dialect!r}")
-        body = msgspec.json.encode(
-            TransferOrder(
-                transfer_id=request.transfer_id,
-                dialect=cast(DialectName, request.dialect),
-                model=request.model,
-                token_ids=list(request.token_ids),
-                chunk_tokens=request.chunk_tokens,
-                salt=request.salt,
-                dtype=self._dtype,
-                world_size=self._world_size,
-                hash_seed=self._hash_seed,
-                deadline_s=request.deadline_s,
-                priority=request.priority,
-            )
-        )
+        body = msgspec.json.encode(self._order(request))
         urgency = self._urgencies[request.transfer_id] = _Urgency(request.priority, request.priority)
         try:
             response = await self._origin.send(
@@ -117,6 +123,39 @@ class BridgePath:
             if self._urgencies.get(request.transfer_id) is urgency:
                 del self._urgencies[request.transfer_id]
         raise TransferFailed("bridge: the stream ended before the transfer did")
+
+    def _order(self, request: TransferRequest) -> TransferOrder:
+        shape, (world_size, dest_world_size) = request.kv_shape, self._worlds
+        chunk_bytes = None
+        if shape is not None and shape.layout == "latent":
+            world_size = dest_world_size = 1  # LMCache keeps it once, whatever the ranks
+        elif shape is not None:
+            shape = structs.replace(shape, layout=self._layout)
+        windows = None
+        if self._separate_groups:
+            shape = None  # a group's chunks have a part of it
+            windows = [None if tokens is None else -(-tokens // request.chunk_tokens) for tokens in request.kv_groups]
+        if shape is not None:
+            copies = max(1, world_size // shape.heads)  # each head is on so many ranks
+            chunk_bytes = shape.token_bytes * copies * request.chunk_tokens
+        return TransferOrder(
+            transfer_id=request.transfer_id,
+            dialect=cast(DialectName, request.dialect),
+            model=request.model,
+            token_ids=list(request.token_ids),
+            chunk_tokens=request.chunk_tokens,
+            salt=request.salt,
+            dtype=self._dtype,
+            world_size=world_size,
+            dest_world_size=dest_world_size,
+            shape=shape,
+            chunk_bytes=chunk_bytes,
+            group_windows=windows,
+            part=self._part,
+            hash_seed=self._hash_seed,
+            deadline_s=request.deadline_s,
+            priority=request.priority,
+        )
 
     def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
         """See ``KvPath``. The bridge is told as soon as it knows the transfer, and of the newest class only."""
@@ -200,6 +239,7 @@ def _progress(line: TransferLine) -> TransferProgress:
         line.wan_bytes,
         line.first_seen,
         line.chunk_bytes,
+        line.chunks_seen,
     )
 
 

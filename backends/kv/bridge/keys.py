@@ -11,7 +11,6 @@ Only full chunks have keys. Each chunk's hash covers all tokens before it.
 """
 
 import hashlib
-import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,11 +20,14 @@ from blake3 import blake3
 
 from backends.kv.bridge.python_hash import hash_text
 
-_DTYPE_NAMES = {"float32": "float", "float16": "half", "bfloat16": "bfloat16", "float64": "double", "uint8": "uint8"}
-_DTYPE_WIDTHS_BYTES = {1: 2, 2: 2, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 1}
-_METADATA_HEAD = struct.Struct("<2i")
-_METADATA_GROUP = struct.Struct("<5i")
-_PLAIN_FORMATS = frozenset({1, 2, 3})
+DTYPE_NAMES = {
+    "float32": "float",
+    "float16": "half",
+    "bfloat16": "bfloat16",
+    "float64": "double",
+    "uint8": "uint8",
+    "fp8_e4m3fn": "fp8_e4m3fn",
+}
 _MP_SALT_FORBIDDEN = frozenset("@/\\\0")
 _MP_SALT_LIMIT_CHARS = 128
 _TOKEN_ID_LIMIT = 1 << 32
@@ -38,6 +40,7 @@ class KeysRefused(ValueError):
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
     """Everything that a chunk's key depends on. ``world_size``: tensor-parallel ranks, each with keys of its own.
+    ``group``: the object group of an LMCache server that keeps groups of layers apart.
 
     ``hash_seed``: PYTHONHASHSEED of the vLLM processes that LMCache runs in; None: there is no vLLM around it.
     """
@@ -49,14 +52,19 @@ class KeyRequest:
     dtype: str = "float32"
     world_size: int = 1
     hash_seed: int | None = None
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class KeyDialect:
-    """How a store spells chunks. ``guard_suffix`` names the string that makes a chunk exist, where there is one."""
+    """How a store spells chunks. ``guard_suffix`` names the string that makes a chunk exist, where there is one.
+
+    ``layouts``: those of ``KvShape`` that its chunks may have and that are regrouped.
+    """
 
     name: str
     spell: Callable[[KeyRequest], Iterator[str]]
+    layouts: frozenset[str]
     value_suffix: str = ""
     guard_suffix: str | None = None
 
@@ -72,25 +80,6 @@ class KeyDialect:
     def guard_key(self, key: str) -> bytes | None:
         """Store key of the string that makes the chunk exist; None where the value itself does."""
         return None if self.guard_suffix is None else (key + self.guard_suffix).encode()
-
-
-def guarded_size_bytes(metadata: bytes) -> int:
-    """Size of the KV bytes that LMCache's ``metadata`` string announces. Raises ValueError when it contradicts itself.
-
-    Layout, in native ints: size, memory format, then for each group its dtype and four dimensions, padded with zeros.
-    """
-    body = len(metadata) - _METADATA_HEAD.size
-    if body < _METADATA_GROUP.size or body % _METADATA_GROUP.size:
-        raise ValueError(f"chunk metadata has {len(metadata)} bytes")
-    size, memory_format = _METADATA_HEAD.unpack_from(metadata)
-    if size <= 0:
-        raise ValueError(f"chunk metadata announces {size} bytes")
-    if memory_format in _PLAIN_FORMATS:
-        groups = _METADATA_GROUP.iter_unpack(metadata[_METADATA_HEAD.size :])
-        shaped = sum(_DTYPE_WIDTHS_BYTES.get(dtype, 0) * math.prod(filter(None, shape)) for dtype, *shape in groups)
-        if shaped != size:
-            raise ValueError(f"chunk metadata announces {size} bytes for a tensor of {shaped}")
-    return int(size)
 
 
 def _check(request: KeyRequest) -> None:
@@ -112,9 +101,9 @@ def _full_chunks(request: KeyRequest) -> Iterator[tuple[int, ...]]:
 
 def _spell_in_process(request: KeyRequest) -> Iterator[str]:
     """CPython's own tuple hash, chained: ints and tuples of them hash alike in every 64-bit process."""
-    dtype = _DTYPE_NAMES.get(request.dtype)
+    dtype = DTYPE_NAMES.get(request.dtype)
     if dtype is None:
-        raise KeysRefused(f"dtype must be one of {', '.join(_DTYPE_NAMES)}")
+        raise KeysRefused(f"dtype must be one of {', '.join(DTYPE_NAMES)}")
     tag = f"@salt%{hashlib.sha256(request.salt.encode()).hexdigest()[:32]}" if request.salt else ""
     # vLLM's init_none_hash: the hash of the seed as the environment spells it.
     chained = 0 if request.hash_seed is None else hash_text(str(request.hash_seed), request.hash_seed)
@@ -137,15 +126,21 @@ def _spell_server(request: KeyRequest) -> Iterator[str]:
         chained = blake3(chained + packed.pack(*chunk)).digest()
         for rank in range(world):
             kv_rank = world << 24 | rank << 16 | world << 8 | rank
-            yield f"{request.model}@{kv_rank:08x}@0@{chained.hex()}{tag}"
+            yield f"{request.model}@{kv_rank:08x}@{request.group:x}@{chained.hex()}{tag}"
 
 
 DIALECTS: Mapping[str, KeyDialect] = MappingProxyType(
     {
         dialect.name: dialect
         for dialect in (
-            KeyDialect("lmcache", _spell_in_process, value_suffix="kv_bytes", guard_suffix="metadata"),
-            KeyDialect("lmcache-mp", _spell_server),
+            KeyDialect(
+                "lmcache",
+                _spell_in_process,
+                frozenset({"split"}),
+                value_suffix="kv_bytes",
+                guard_suffix="metadata",
+            ),
+            KeyDialect("lmcache-mp", _spell_server, frozenset({"packed", "split"})),
         )
     }
 )

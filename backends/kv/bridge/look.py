@@ -14,6 +14,7 @@ SCAN_COUNT = 2000
 """Keys that the store looks at in one turn, in which nobody else is answered: a millisecond or two."""
 LONGEST_LOOK_S = 10.0
 MOST_FOUND = 4096
+MOST_PASSES = 2
 _GLOB = frozenset("*?[]^\\")
 
 
@@ -24,7 +25,7 @@ class CannotLook(Exception):
 async def find_keys(address: StoreAddress, markers: Sequence[str], silence_s: float) -> FoundKeys:
     """Find the keys that hold one of ``markers``, with the sizes of their values. Raises CannotLook.
 
-    One marker is looked for by the store itself; several by this side, as each would take the store a pass of its own.
+    A marker or two are looked for by the store itself, one after the other; of more the names of all keys come here.
     """
     client = redis.asyncio.Redis(
         host=address.host,
@@ -33,6 +34,9 @@ async def find_keys(address: StoreAddress, markers: Sequence[str], silence_s: fl
         username=address.username,
         password=address.password,
         ssl=address.tls,
+        ssl_ca_certs=address.files.ca_file,
+        ssl_certfile=address.files.cert_file,
+        ssl_keyfile=address.files.key_file,
         socket_timeout=silence_s,
         socket_connect_timeout=silence_s,
     )
@@ -52,14 +56,15 @@ async def find_keys(address: StoreAddress, markers: Sequence[str], silence_s: fl
 
 
 async def _scan(client: redis.asyncio.Redis, markers: Sequence[str]) -> tuple[list[bytes], bool]:
-    pattern = f"*{_escape(markers[0])}*" if len(markers) == 1 else None
+    patterns = [f"*{_escape(marker)}*" for marker in markers] if len(markers) <= MOST_PASSES else [None]
     wanted = [marker.encode() for marker in markers]
     found: set[bytes] = set()
-    async for name in client.scan_iter(match=pattern, count=SCAN_COUNT, _type="string"):
-        if pattern is not None or any(marker in name for marker in wanted):
-            found.add(name)
-            if len(found) >= MOST_FOUND:
-                return sorted(found), False
+    for pattern in patterns:
+        async for name in client.scan_iter(match=pattern, count=SCAN_COUNT, _type="string"):
+            if pattern is not None or any(marker in name for marker in wanted):
+                found.add(name)
+                if len(found) >= MOST_FOUND:
+                    return sorted(found), False
     return sorted(found), True
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from backends.kv.bridge.pace import LinkPace, OrderMark
 from backends.kv.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection
 from backends.kv.bridge.schedule import TransferSchedule
-from backends.kv.bridge.stores import ChunkRefused, DestinationStore, SourceStore
+from backends.kv.bridge.stores import ChunkRefused, DestinationStore, Shard, SourceStore, make_shards
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import BridgeCounts, BridgeLimits, ChunkFetch, ChunkId, TransferStanding
 from backends.types import StoreSide, TransferPriority
@@ -238,11 +238,13 @@ class Mover:
         self.pace.delivered(mark, self._loop.time())
         self.schedule.received(fetch)
         self._pump()
-        await self._write(fetch, *found)
+        await self._write(fetch, found)
 
-    async def _write(self, fetch: ChunkFetch, guard: bytes, value: bytes | bytearray | memoryview) -> None:
+    async def _write(self, fetch: ChunkFetch, shards: list[Shard]) -> None:
         try:
-            await self.destination.put(fetch.chunk, guard, value)
+            if fetch.chunk.made is not None:
+                shards = await asyncio.to_thread(make_shards, fetch.chunk.made, shards)
+            await self.destination.put(fetch.chunk, shards)
         except ChunkRefused as error:
             self._refuse(fetch.chunk, str(error))
             return
@@ -287,6 +289,7 @@ class Mover:
                 pass
 
     def _learn(self, chunks: Sequence[ChunkId], sizes: Sequence[int | ChunkRefused | None]) -> None:
+        waiting: dict[str, None] = {}
         for chunk, size in zip(chunks, sizes, strict=False):
             if isinstance(size, ChunkRefused):
                 self._refuse(chunk, str(size))
@@ -297,18 +300,21 @@ class Mover:
             else:
                 self._chunk_bytes = size
                 self.schedule.seen(chunk, size)
-                self._tell_seen(chunk, size)
+                for transfer_id in self.schedule.wanters(chunk):
+                    self.transfers[transfer_id].chunk_bytes = size // len(chunk.read_keys)
+                    waiting[transfer_id] = None
+        self._tell_seen(waiting)
         self._pump()
 
-    def _tell_seen(self, chunk: ChunkId, size_bytes: int) -> None:
-        """Who waits for P's KV learns that it comes, also when the chunk itself has to queue for the link."""
-        for transfer_id in self.schedule.wanters(chunk):
-            transfer = self.transfers[transfer_id]
-            transfer.chunk_bytes = size_bytes
-            if not transfer.standing.first_seen:
-                standing = self.schedule.standing(transfer_id)
-                if standing.first_seen:
-                    transfer.advance("moving", standing)
+    def _tell_seen(self, transfer_ids: Iterable[str]) -> None:
+        """Who waits for P's KV learns how far it is there, also when the chunks have to queue for the link."""
+        for transfer_id in transfer_ids:
+            transfer = self.transfers.get(transfer_id)
+            if transfer is None:
+                continue
+            standing = self.schedule.standing(transfer_id)
+            if standing.chunks_seen > transfer.standing.chunks_seen:
+                transfer.advance("moving", standing)
 
     async def _ping_forever(self) -> None:
         """Measure the round trip, and notice dead connections while nothing else is asked of them."""

@@ -5,6 +5,7 @@ A large reply is received straight into its own buffer. Silence while a reply is
 """
 
 import asyncio
+import functools
 import socket
 import ssl
 import struct
@@ -35,6 +36,27 @@ class WrongSize(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreTls:
+    """PEM files for stores with TLS. None: the authorities that the system trusts, and no certificate of one's own."""
+
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
+
+
+@functools.cache
+def make_context(files: StoreTls) -> ssl.SSLContext:
+    """Read the files, once. Raises ValueError."""
+    try:
+        context = ssl.create_default_context(cafile=files.ca_file)
+        if files.cert_file is not None:
+            context.load_cert_chain(files.cert_file, files.key_file, password="")
+    except OSError as error:
+        raise ValueError(f"the stores' certificates cannot be used: {error.strerror or error}") from None
+    return context
+
+
+@dataclass(frozen=True, slots=True)
 class StoreAddress:
     """Where a store is. ``str()`` leaves out the credentials."""
 
@@ -44,6 +66,7 @@ class StoreAddress:
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: bool = False
+    files: StoreTls = StoreTls()
 
     @classmethod
     def parse(cls, url: str) -> Self:
@@ -105,7 +128,7 @@ class StoreConnection(asyncio.BufferedProtocol):
     ) -> Self:
         """Connect, log in, choose the database and see the server answer. Raises ConnectionLost or CommandRefused."""
         loop = asyncio.get_running_loop()
-        context = ssl.create_default_context() if address.tls else None
+        context = make_context(address.files) if address.tls else None
         try:
             async with asyncio.timeout(silence_s):
                 _, connection = await loop.create_connection(

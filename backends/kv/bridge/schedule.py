@@ -182,7 +182,7 @@ class TransferSchedule:
             len(transfer.chunks) - transfer.missing,
             transfer.present,
             transfer.wan_bytes,
-            first_seen=self._first_is_seen(transfer),
+            chunks_seen=self._next_unseen(transfer, transfer.probe_cursor),
         )
 
     def wanters(self, chunk_id: ChunkId) -> list[str]:
@@ -194,8 +194,9 @@ class TransferSchedule:
         """Bytes that the open transfers still wait for; chunks of unknown size count as the latest known size."""
         latest = next((chunk.size_bytes for chunk in reversed(self._chunks.values()) if chunk.size_bytes), 0)
         queued = dict.fromkeys(PRIORITIES, 0)
+        ranks = {transfer.id: transfer.rank for transfer in self._transfers.values()}
         for chunk in self._chunks.values():
-            rank = min(self._transfers[transfer_id].rank for transfer_id in chunk.wanters)
+            rank = min([ranks[transfer_id] for transfer_id in chunk.wanters])
             queued[PRIORITIES[rank]] += chunk.size_bytes or latest
         return queued
 
@@ -290,11 +291,6 @@ class TransferSchedule:
         if indexes:
             transfer.cursor = min(transfer.cursor, indexes[0])
             transfer.probe_cursor = min(transfer.probe_cursor, indexes[0])
-
-    def _first_is_seen(self, transfer: _Transfer) -> bool:
-        if not transfer.chunks or transfer.done[0]:
-            return True
-        return self._chunks[transfer.chunks[0]].state is not _State.UNSEEN
 
     def _next_unseen(self, transfer: _Transfer, index: int) -> int:
         """First chunk of ``transfer`` at or after ``index`` that is unseen; the number of its chunks when none is."""

@@ -3,6 +3,8 @@
 ``POST /v1/transfers`` streams a transfer's progress as lines of JSON; a client that goes away stops its transfer.
 ``PATCH /v1/transfers/{id}`` gives one another priority class, ``DELETE`` stops it, ``GET /v1/transfers`` lists them,
 ``GET /v1/link`` tells the link's state, ``POST /v1/keys`` how keys in a store are spelled.
+
+A transfer belongs to the holder of the key that opened it; nobody else sees, changes or ends it.
 """
 
 import asyncio
@@ -10,15 +12,19 @@ import asyncio
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from backends.kv.bridge.keys import DIALECTS, KeyRequest, KeysRefused
+from backends.kv.bridge.access import BridgeAccess
+from backends.kv.bridge.bodies import BodyReader, BodyRefused
+from backends.kv.bridge.keys import KeysRefused
 from backends.kv.bridge.look import CannotLook, find_keys
 from backends.kv.bridge.metrics import BridgeMetrics
 from backends.kv.bridge.mover import Mover, TooManyTransfers, TransferExists
+from backends.kv.bridge.orders import find_chunks
 from backends.kv.bridge.transfer import BridgeTransfer
 from backends.kv.bridge.types import (
     MAX_BODY_BYTES,
@@ -34,46 +40,76 @@ from backends.types import LinkState
 _OPEN_TRANSFER = msgspec.json.Decoder(TransferOrder)
 _CHANGE_TRANSFER = msgspec.json.Decoder(TransferChange)
 _FIND_KEYS = msgspec.json.Decoder(KeySearch)
+_SMALL_BODY_BYTES = 64 << 10
+_OPEN_PATHS = frozenset({"/health", "/metrics"})
+"""What anybody may ask for who reaches the bridge: counts, and whether it lives."""
+_HOLDER = "pdd_holder"
 
 
-class _BodyTooLarge(Exception):
-    """The request's body is beyond the bound."""
-
-
-def make_app(mover: Mover) -> Starlette:
+def make_app(mover: Mover, access: BridgeAccess | None = None) -> Starlette:
     """The API over ``mover``, which must be running."""
-    api = _Api(mover)
+    access = access or BridgeAccess()
+    bodies = BodyReader()
+    api = _Api(mover, bodies)
     return Starlette(
         routes=[
-            Route("/v1/transfers", _Transfers(mover), methods=["POST", "GET"]),
+            Route("/v1/transfers", _Transfers(mover, access, bodies), methods=["POST", "GET"]),
             Route("/v1/transfers/{transfer_id:path}", api.change, methods=["PATCH"]),
             Route("/v1/transfers/{transfer_id:path}", api.delete, methods=["DELETE"]),
             Route("/v1/link", api.link),
             Route("/v1/keys", api.keys, methods=["POST"]),
             Route("/health", api.health),
             Route("/metrics", api.metrics),
-        ]
+        ],
+        middleware=[Middleware(_Door, access=access)],
     )
+
+
+class _Door:
+    """Asks for a key, and notes whose it is."""
+
+    def __init__(self, app: ASGIApp, access: BridgeAccess) -> None:
+        self._app = app
+        self._access = access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] not in _OPEN_PATHS:
+            shown = [value.decode("latin-1") for name, value in scope["headers"] if name == b"authorization"]
+            holder = self._access.find_holder(shown[0] if len(shown) == 1 else None)
+            if holder is None:
+                await _error(401, "a key of this bridge is needed, as Authorization: Bearer")(scope, receive, send)
+                return
+            scope[_HOLDER] = holder
+        await self._app(scope, receive, send)
+
+
+def _own_id(scope: Scope, transfer_id: str) -> str:
+    """The mover's name of a transfer: ids of different holders never meet."""
+    holder: str = scope[_HOLDER]
+    return f"{holder}\n{transfer_id}" if holder else transfer_id
 
 
 class _Api:
     """The endpoints that answer at once."""
 
-    def __init__(self, mover: Mover) -> None:
+    def __init__(self, mover: Mover, bodies: BodyReader) -> None:
         self._mover = mover
+        self._bodies = bodies
         self._metrics = BridgeMetrics(mover)
 
     async def change(self, request: Request) -> Response:
         try:
-            change = _CHANGE_TRANSFER.decode(await _read_body(request.receive))
-        except _BodyTooLarge:
-            return _too_large()
+            async with self._bodies.read(request.receive, _SMALL_BODY_BYTES) as body:
+                change = _CHANGE_TRANSFER.decode(body)
+        except BodyRefused as error:
+            return _error(error.status, str(error))
         except msgspec.DecodeError as error:
             return _error(400, str(error))
-        return _done(self._mover.prioritise(request.path_params["transfer_id"], change.priority))
+        transfer_id = _own_id(request.scope, request.path_params["transfer_id"])
+        return _done(self._mover.prioritise(transfer_id, change.priority))
 
     async def delete(self, request: Request) -> Response:
-        return _done(self._mover.close(request.path_params["transfer_id"]))
+        return _done(self._mover.close(_own_id(request.scope, request.path_params["transfer_id"])))
 
     async def link(self, request: Request) -> Response:
         mover, queued_bytes = self._mover, self._mover.schedule.queued_by_class()
@@ -92,9 +128,10 @@ class _Api:
 
     async def keys(self, request: Request) -> Response:
         try:
-            search = _FIND_KEYS.decode(await _read_body(request.receive))
-        except _BodyTooLarge:
-            return _too_large()
+            async with self._bodies.read(request.receive, _SMALL_BODY_BYTES) as body:
+                search = _FIND_KEYS.decode(body)
+        except BodyRefused as error:
+            return _error(error.status, str(error))
         except msgspec.DecodeError as error:
             return _error(400, str(error))
         try:
@@ -112,14 +149,16 @@ class _Api:
 class _Transfers:
     """``/v1/transfers`` as plain ASGI, so that a transfer ends with its client's connection."""
 
-    def __init__(self, mover: Mover) -> None:
+    def __init__(self, mover: Mover, access: BridgeAccess, bodies: BodyReader) -> None:
         self._mover = mover
+        self._access = access
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await self._list()(scope, receive, send)
+            await self._list(scope)(scope, receive, send)
             return
-        opened = await self._open(receive)
+        opened = await self._open(scope, receive)
         if isinstance(opened, Response):
             await opened(scope, receive, send)
             return
@@ -130,24 +169,37 @@ class _Transfers:
             watch.cancel()
             self._mover.release(opened)
 
-    def _list(self) -> Response:
-        transfers = self._mover.transfers.values()
-        return _json([TransferItem(transfer.id, _line(transfer), transfer.priority) for transfer in transfers])
+    def _list(self, scope: Scope) -> Response:
+        own = _own_id(scope, "")
+        return _json(
+            [
+                TransferItem(transfer.id.removeprefix(own), _line(transfer), transfer.priority)
+                for transfer in self._mover.transfers.values()
+                if transfer.id.startswith(own)
+            ]
+        )
 
-    async def _open(self, receive: Receive) -> BridgeTransfer | Response:
+    async def _open(self, scope: Scope, receive: Receive) -> BridgeTransfer | Response:
         try:
-            wanted = _OPEN_TRANSFER.decode(await _read_body(receive))
-            chunks = _chunks(wanted)
-        except _BodyTooLarge:
-            return _too_large()
+            async with self._bodies.read(receive, MAX_BODY_BYTES) as body:
+                # a long prompt of many ranks takes a second: nobody else's transfer stands still for it
+                order, chunks = await asyncio.to_thread(self._understand, body)
+        except BodyRefused as error:
+            return _error(error.status, str(error))
         except (msgspec.DecodeError, KeysRefused) as error:
             return _error(400, str(error))
         try:
-            return self._mover.open(wanted.transfer_id, chunks, wanted.deadline_s, wanted.priority)
+            return self._mover.open(_own_id(scope, order.transfer_id), chunks, order.deadline_s, order.priority)
         except TransferExists:
             return _error(409, "the transfer id is in use")
         except TooManyTransfers:
             return _error(503, "no further transfer can be opened now")
+
+    def _understand(self, body: bytes) -> tuple[TransferOrder, list[ChunkId]]:
+        order = _OPEN_TRANSFER.decode(body)
+        chunks = find_chunks(order)
+        self._access.check(order)
+        return order, chunks
 
     async def _stop_when_gone(self, transfer: BridgeTransfer, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -167,37 +219,6 @@ class _Transfers:
                 return
 
 
-async def _read_body(receive: Receive) -> bytes:
-    """The whole body; empty when the client left. Raises _BodyTooLarge."""
-    body = bytearray()
-    more = True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-        if len(body) > MAX_BODY_BYTES:
-            raise _BodyTooLarge
-    return bytes(body)
-
-
-def _chunks(wanted: TransferOrder) -> list[ChunkId]:
-    """Chunks that a request means. Raises KeysRefused."""
-    if (wanted.token_ids is None) == (wanted.keys is None):
-        raise KeysRefused("give either token_ids or keys")
-    if wanted.keys is not None:
-        return [ChunkId(wanted.dialect, key) for key in wanted.keys]
-    request = KeyRequest(
-        model=wanted.model,
-        token_ids=wanted.token_ids or [],
-        chunk_tokens=wanted.chunk_tokens,
-        salt=wanted.salt,
-        dtype=wanted.dtype,
-        world_size=wanted.world_size,
-        hash_seed=wanted.hash_seed,
-    )
-    return [ChunkId(wanted.dialect, key) for key in DIALECTS[wanted.dialect].chunk_keys(request)]
-
-
 def _line(transfer: BridgeTransfer) -> TransferLine:
     standing = transfer.standing
     return TransferLine(
@@ -209,6 +230,7 @@ def _line(transfer: BridgeTransfer) -> TransferLine:
         error=transfer.error,
         first_seen=standing.first_seen,
         chunk_bytes=transfer.chunk_bytes,
+        chunks_seen=standing.chunks_seen,
     )
 
 
@@ -218,10 +240,6 @@ def _json(value: object, status: int = 200) -> Response:
 
 def _done(found: bool) -> Response:
     return Response(status_code=204) if found else _error(404, "no such transfer")
-
-
-def _too_large() -> Response:
-    return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
 
 
 def _error(status: int, message: str) -> Response:

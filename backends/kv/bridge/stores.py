@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-from backends.kv.bridge.keys import DIALECTS, guarded_size_bytes
+from backends.kv.bridge.guards import guarded_size_bytes, regrouped_guard
+from backends.kv.bridge.keys import DIALECTS
 from backends.kv.bridge.resp import (
     Buffer,
     CommandRefused,
@@ -15,7 +17,7 @@ from backends.kv.bridge.resp import (
     StoreReply,
     WrongSize,
 )
-from backends.kv.bridge.types import ChunkId
+from backends.kv.bridge.types import ChunkId, Made
 
 _FIRST_PAUSE_S = 0.05
 
@@ -91,6 +93,17 @@ _RETRY_PAUSE_S = 0.05
 _PRESENCE_BATCH = 1024
 
 
+SIZE_TOLERANCE = 0.01
+"""How far a chunk's size may be from the one that it must have."""
+
+
+class Shard(NamedTuple):
+    """One string of a chunk, and the guard beside it (empty where its dialect has none)."""
+
+    guard: bytes
+    value: Buffer
+
+
 class ChunkRefused(Exception):
     """A store cannot give or take a chunk, and asking again will not help; the message says why."""
 
@@ -151,27 +164,22 @@ class SourceStore:
             sizes.append(reply)
         return sizes
 
-    async def fetch(self, connection: StoreConnection, chunk: ChunkId, size_bytes: int) -> tuple[bytes, Buffer] | None:
-        """Receive a chunk's guard (empty where its dialect has none) and value; None when the store lost it.
+    async def fetch(self, connection: StoreConnection, chunk: ChunkId, size_bytes: int) -> list[Shard] | None:
+        """Receive all that is read for a chunk; None when the store lost it.
 
         Raises ConnectionLost, or ChunkRefused for a wrong size.
         """
-        dialect = DIALECTS[chunk.dialect]
-        guard_key = dialect.guard_key(chunk.key)
-        guard_reply = connection.send(b"GET", guard_key) if guard_key is not None else None
-        value_reply = connection.send(b"GET", dialect.value_key(chunk.key), size_bytes=size_bytes)
-        try:
-            value = await value_reply
-            guard = await guard_reply if guard_reply is not None else b""
-        except WrongSize as error:
-            raise ChunkRefused(f"wrong size: {error}") from None
-        except CommandRefused as error:
-            raise _refusal("sending", error) from None
-        if not isinstance(value, Buffer) or not isinstance(guard, Buffer):
-            return None
-        if guard_key is not None and _announced_bytes(bytes(guard)) != size_bytes:
-            raise ChunkRefused("wrong size: the chunk's metadata changed while it was read")
-        return bytes(guard), value
+        shard_bytes = size_bytes // len(chunk.read_keys)
+        replies = [_ask_shard(connection, chunk.dialect, key, shard_bytes) for key in chunk.read_keys]
+        shards: list[Shard] = []
+        found = await asyncio.gather(*replies, return_exceptions=True)
+        for shard in found:
+            if isinstance(shard, BaseException):
+                raise shard
+            if shard is None:
+                return None
+            shards.append(shard)
+        return shards
 
 
 class DestinationStore:
@@ -188,17 +196,18 @@ class DestinationStore:
         found: list[ChunkId] = []
         for start in range(0, len(chunks), _PRESENCE_BATCH):
             batch = chunks[start : start + _PRESENCE_BATCH]
-            counts = await self._insist([(b"TOUCH", *_store_keys(chunk)) for chunk in batch])
-            found += (chunk for chunk, count in zip(batch, counts, strict=True) if count == len(_store_keys(chunk)))
+            replies = iter(await self._insist([command for chunk in batch for command in _presence_commands(chunk)]))
+            found += (chunk for chunk in batch if _is_present(chunk, islice(replies, len(chunk.written_keys))))
         return frozenset(found)
 
-    async def put(self, chunk: ChunkId, guard: bytes, value: Buffer) -> None:
-        """Store a chunk so that it is never seen half. Waits for a store that is away. Raises ChunkRefused."""
+    async def put(self, chunk: ChunkId, shards: Sequence[Shard]) -> None:
+        """Store a chunk so that no shard is ever seen half. Waits for a store that is away. Raises ChunkRefused."""
         dialect = DIALECTS[chunk.dialect]
-        guard_key = dialect.guard_key(chunk.key)
-        await self._insist([(b"SET", dialect.value_key(chunk.key), value)])
-        if guard_key is not None:
-            await self._insist([(b"SET", guard_key, guard)])
+        for key, (guard, value) in zip(chunk.written_keys, shards, strict=True):
+            guard_key = dialect.guard_key(key)
+            await self._insist([(b"SET", dialect.value_key(key), value)])
+            if guard_key is not None:
+                await self._insist([(b"SET", guard_key, guard)])
 
     async def _insist(self, commands: Sequence[tuple[Buffer, ...]]) -> list[StoreReply]:
         """Send commands until the store has answered all of them."""
@@ -214,12 +223,36 @@ class DestinationStore:
                 await asyncio.sleep(_RETRY_PAUSE_S)
 
 
+def make_shards(made: Made, shards: Sequence[Shard]) -> list[Shard]:
+    """What is written, of what was read. Takes milliseconds for each of its megabytes. Raises ChunkRefused."""
+    try:
+        guards = [shard.guard for shard in shards]
+        guard = regrouped_guard(guards, made.regrouping) if guards[0] else b""
+        values = made.regrouping.apply([shard.value for shard in shards])
+    except ValueError as error:
+        raise ChunkRefused(f"cannot be regrouped: {error}") from None
+    return [Shard(guard, values[number]) for number in made.made]
+
+
 async def _ask_size(connection: StoreConnection, chunk: ChunkId) -> int | None:
-    dialect = DIALECTS[chunk.dialect]
-    guard_key = dialect.guard_key(chunk.key)
+    """What all that is read for a chunk has together; None while a part is missing."""
+    replies = [_ask_shard_size(connection, chunk.dialect, key) for key in chunk.read_keys]
+    sizes = await asyncio.gather(*replies)
+    total = 0
+    for size in sizes:
+        if size is None:
+            return None
+        _check_size("sending", size, chunk.size_bytes, is_exact=chunk.made is not None)
+        total += size
+    return total
+
+
+async def _ask_shard_size(connection: StoreConnection, dialect_name: str, key: str) -> int | None:
+    dialect = DIALECTS[dialect_name]
+    guard_key = dialect.guard_key(key)
     try:
         if guard_key is None:
-            size = await connection.send(b"STRLEN", dialect.value_key(chunk.key))
+            size = await connection.send(b"STRLEN", dialect.value_key(key))
             return size if isinstance(size, int) and size > 0 else None
         metadata = await connection.send(b"GET", guard_key)
     except WrongSize as error:
@@ -227,6 +260,25 @@ async def _ask_size(connection: StoreConnection, chunk: ChunkId) -> int | None:
     except CommandRefused as error:
         raise _refusal("sending", error) from None
     return _announced_bytes(bytes(metadata)) if isinstance(metadata, Buffer) else None
+
+
+async def _ask_shard(connection: StoreConnection, dialect_name: str, key: str, size_bytes: int) -> Shard | None:
+    dialect = DIALECTS[dialect_name]
+    guard_key = dialect.guard_key(key)
+    guard_reply = connection.send(b"GET", guard_key) if guard_key is not None else None
+    value_reply = connection.send(b"GET", dialect.value_key(key), size_bytes=size_bytes)
+    try:
+        value = await value_reply
+        guard = await guard_reply if guard_reply is not None else b""
+    except WrongSize as error:
+        raise ChunkRefused(f"wrong size: {error}") from None
+    except CommandRefused as error:
+        raise _refusal("sending", error) from None
+    if not isinstance(value, Buffer) or not isinstance(guard, Buffer):
+        return None
+    if guard_key is not None and _announced_bytes(bytes(guard)) != size_bytes:
+        raise ChunkRefused("wrong size: the chunk's metadata changed while it was read")
+    return Shard(bytes(guard), value)
 
 
 def _announced_bytes(metadata: bytes) -> int:
@@ -246,11 +298,30 @@ def _refusal(which: str, error: CommandRefused) -> Exception:
     return ChunkRefused(f"the {which} store refused: {words}")
 
 
-def _store_keys(chunk: ChunkId) -> list[bytes]:
+def _presence_commands(chunk: ChunkId) -> Iterator[tuple[bytes, ...]]:
+    """Commands, one for each value, that tell whether it is there and keep it from being evicted soon."""
     dialect = DIALECTS[chunk.dialect]
-    guard_key = dialect.guard_key(chunk.key)
-    value_key = dialect.value_key(chunk.key)
-    return [value_key] if guard_key is None else [value_key, guard_key]
+    for key in chunk.written_keys:
+        value_key, guard_key = dialect.value_key(key), dialect.guard_key(key)
+        yield (b"STRLEN", value_key) if guard_key is None else (b"TOUCH", value_key, guard_key)
+
+
+def _is_present(chunk: ChunkId, replies: Iterable[StoreReply]) -> bool:
+    """Read the answers to all of a chunk's commands. Raises ChunkRefused for a value that no engine there can use."""
+    counts = [reply if isinstance(reply, int) else 0 for reply in replies]
+    if DIALECTS[chunk.dialect].guard_suffix is not None:
+        return all(count == 2 for count in counts)
+    for size in filter(None, counts):
+        _check_size("receiving", size, chunk.written_bytes)
+    return all(counts)
+
+
+def _check_size(which: str, size: int, wanted: int | None, *, is_exact: bool = False) -> None:
+    if wanted is not None and abs(size - wanted) > (0 if is_exact else SIZE_TOLERANCE * wanted):
+        raise ChunkRefused(
+            f"wrong size: the {which} store's chunk has {size} bytes, and the model's figures make {wanted}: "
+            "kv_bytes_per_token, the KV's dtype, the tokens of a chunk or the ranks are not as given"
+        )
 
 
 log = logging.getLogger(__name__)

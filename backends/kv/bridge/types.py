@@ -5,14 +5,49 @@ from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
-from backends.types import FoundKey, StoreSide, TransferPriority
+from backends.kv.bridge.reshard import Regrouping
+from backends.types import FoundKey, KvShape, StoreSide, TransferPriority
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What is made of a chunk on its way: all keys that are read, those that are written, and how.
+
+    ``made``: for each of ``written`` the number of its shard among those that ``regrouping`` makes.
+    """
+
+    read: tuple[str, ...]
+    written: tuple[str, ...]
+    made: tuple[int, ...]
+    regrouping: Regrouping
 
 
 class ChunkId(NamedTuple):
-    """A chunk: the dialect that its store keys are spelled in, and its base key."""
+    """What crosses as one: the dialect that its store keys are spelled in, and its first base key.
+
+    ``size_bytes``: what each value that is read must have, None where that is not known. ``made`` None: it is stored as
+    it was read.
+    """
 
     dialect: str
     key: str
+    size_bytes: int | None = None
+    made: Made | None = None
+
+    @property
+    def written_bytes(self) -> int | None:
+        """What each value in the receiving store must have; None where that is not known."""
+        return self.made.regrouping.dest_bytes if self.made is not None else self.size_bytes
+
+    @property
+    def read_keys(self) -> tuple[str, ...]:
+        """Base keys in the sending store."""
+        return self.made.read if self.made is not None else (self.key,)
+
+    @property
+    def written_keys(self) -> tuple[str, ...]:
+        """Base keys in the receiving store."""
+        return self.made.written if self.made is not None else (self.key,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,8 +67,13 @@ class TransferStanding:
     chunks_done: int
     chunks_present: int
     wan_bytes: int
-    first_seen: bool = False
-    """Whether either store was seen to hold the first chunk."""
+    chunks_seen: int = 0
+    """Chunks, from the first on, that either store was seen to hold."""
+
+    @property
+    def first_seen(self) -> bool:
+        """Whether either store was seen to hold the first chunk, if there is one."""
+        return self.chunks_seen > 0 or self.chunks_total == 0
 
     @property
     def complete(self) -> bool:
@@ -73,9 +113,19 @@ class BridgeCounts:
 
 
 DialectName = Literal["lmcache", "lmcache-mp"]
+_Ranks = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Named = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
 
-MAX_BODY_BYTES = 64 << 20
+MAX_BODY_BYTES = 16 << 20
+MAX_CHUNKS = 32768
+"""Values that one order may mean, over all ranks and groups: eight ranks' KV of a million tokens in chunks of 256."""
+
+
+class TransferShare(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of ``count`` shares of all chunks: each chunk is in the same one for every transfer."""
+
+    number: Annotated[int, msgspec.Meta(ge=0, lt=256)]
+    count: Annotated[int, msgspec.Meta(ge=1, le=256)]
 
 
 class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,7 +139,19 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)] = 256
     salt: str | None = None
     dtype: str = "float32"
-    world_size: Annotated[int, msgspec.Meta(ge=1, le=255)] = 1
+    world_size: _Ranks = 1
+    dest_world_size: _Ranks | None = None
+    """Ranks of the receiving engines, None: as many. Where they differ ``shape`` says how their KV is regrouped."""
+    shape: KvShape | None = None
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """What the shards of a chunk have together in the sending store; others are refused."""
+    group_windows: Annotated[list[Annotated[int, msgspec.Meta(ge=1)] | None], msgspec.Meta(max_length=16)] | None = None
+    """An LMCache server's object groups by their numbers: how many of the last chunks each needs, None: all.
+
+    None: groups are not kept apart.
+    """
+    part: TransferShare | None = None
+    """Which share of the chunks is meant, where several bridges move one transfer together; None: all."""
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
     priority: TransferPriority = "waiting"
@@ -112,6 +174,7 @@ class TransferLine(msgspec.Struct, frozen=True):
     error: str | None = None
     first_seen: bool = True
     chunk_bytes: int = 0
+    chunks_seen: int | None = None
 
 
 class TransferItem(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import orjson
 import pytest
@@ -97,6 +98,30 @@ async def test_a_field_that_sglang_lacks_is_refused(fake: FakeSglang, engine: Sg
     assert (caught.value.status, caught.value.param) == (400, "guided_choice")
     await collect(engine, leg(sampling=Sampling(extra={"response_format": {"type": "text"}})))
     assert "json_schema" not in fake.bodies[0]["sampling_params"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sent"),
+    [
+        ({"json": {"type": "object"}}, {"json_schema": '{"type":"object"}'}),
+        ({"json": '{"type":"array"}', "regex": None}, {"json_schema": '{"type":"array"}'}),
+        ({"json_object": True}, {"json_schema": '{"type":"object"}'}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"grammar": "root ::= x"}, {"ebnf": "root ::= x"}),
+        ({"choice": ["a"]}, None),
+        ({"json": {}, "whitespace_pattern": " "}, None),
+    ],
+)
+async def test_grammars(fake: FakeSglang, engine: SglangEngine, asked: Any, sent: Any) -> None:
+    """vLLM's words for a grammar become SGLang's, and what SGLang has no word for is refused."""
+    fake.script = Script(fault=EndAs(2, "length"))
+    asking = collect(engine, leg(None, sampling=Sampling(extra={"structured_outputs": asked})))
+    if sent is None:
+        with pytest.raises(EngineRejected):
+            await asking
+    else:
+        await asking
+        assert fake.bodies[0]["sampling_params"] == sent
 
 
 @pytest.mark.parametrize("chunks", [(1,), (3,), (1, 4, 2), (0, 2)])

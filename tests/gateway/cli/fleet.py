@@ -58,6 +58,7 @@ class Fleet:
             "models": [{"name": MODEL, "path": str(self.model_dir), "kv_bytes_per_token": KV_BYTES}],
             "engines": engines,
             "links": [{"source": "a", "dest": "b", "bridge": self.bridge.url, "chunk_tokens": 64}],
+            "canary_interval_s": 0,  # their scripts know nothing of canaries
         } | changes
 
     async def write(self, **changes: Any) -> Path:

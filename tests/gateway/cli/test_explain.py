@@ -103,7 +103,16 @@ def test_what_is_read_fits_what_was_found() -> None:
             "ranks": {"md1": 3},
         },
         "estimate": None,
-        "plan": {"kind": "direct", "prefill": "p1", "relay": None, "main": "md1", "link": None, "classic": True},
+        "plan": {
+            "kind": "direct",
+            "prefill": "p1",
+            "relay": None,
+            "main": "md1",
+            "link": None,
+            "classic": True,
+            "fused": False,
+            "lends": False,
+        },
         "reason": "same_region",
         "scores": [
             {

@@ -1,6 +1,7 @@
 """How canaries tell instances apart, and what follows."""
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,15 +12,19 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from backends.errors import EngineUnavailable
-from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUsage
-from gateway.fleet.canaries import LEAST_PROMPT_TOKENS, CanaryPath, CanaryWatch, NoWay, Pair, sort_out
+from backends.kv.bridge.keys import DIALECTS, KeyRequest
+from backends.types import Capabilities, EngineLoad, FoundKey, LegChunk, LegRequest, LegUsage, StoreSide
+from gateway.fleet import kv_probe
+from gateway.fleet.canaries import CanaryWatch, NoWay, Pair, sort_out
+from gateway.fleet.canary import LEAST_PROMPT_TOKENS, CanaryPath
+from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
 from gateway.telemetry.metrics import Metrics
 from gateway.text.model import ServedModel, load_model
 from policies.types import Role
-from tests.fakes.gates import Watch
+from tests.fakes.gates import HoldGate, Watch
 from tests.fakes.kv_path import FakeKvPath
 from tests.gateway.fleet.seams import MODEL, Clock
 from tests.gateway.model_dir import model_dir
@@ -29,6 +34,38 @@ __all__ = ["model_dir"]
 
 CHUNK_TOKENS = 200
 FIRST_CHUNK_S = 0.05
+TOKEN_BYTES = 4
+NOW_S = Clock().now_s
+
+
+@dataclass(slots=True)
+class Storing:
+    """How an engine stores KV; as the link has it unless a test says otherwise."""
+
+    dialect: str = "lmcache"
+    model: str = MODEL
+    chunk_tokens: int = CHUNK_TOKENS
+    hash_seed: int | None = None
+    dtype: str = "float32"
+    world_size: int = 1
+    token_bytes: int = TOKEN_BYTES
+    minds_salts: bool = True
+    stored: list[FoundKey] = field(default_factory=list)
+
+    def take(self, leg: LegRequest) -> None:
+        """Store a prompt."""
+        request = KeyRequest(
+            self.model,
+            leg.prompt,
+            self.chunk_tokens,
+            leg.cache_salt if self.minds_salts else None,
+            self.dtype,
+            self.world_size,
+            self.hash_seed,
+        )
+        dialect = DIALECTS[self.dialect]
+        size = self.chunk_tokens * self.token_bytes // self.world_size
+        self.stored += [FoundKey(dialect.value_key(key).decode(), size) for key in dialect.chunk_keys(request)]
 
 
 @dataclass(slots=True)
@@ -41,7 +78,10 @@ class Weights:
     tells_cached: bool = True
     reads: FakeKvPath | None = None
     """It has in its store what came this way."""
-    error: EngineUnavailable | None = None
+    stores: Storing | None = None
+    gate: HoldGate | None = None
+    """Where its legs wait."""
+    error: EngineUnavailable | TimeoutError | None = None
     legs: list[LegRequest] = field(default_factory=list)
     cached: set[tuple[object, ...]] = field(default_factory=set)
     asked: Watch = field(default_factory=Watch)
@@ -55,20 +95,29 @@ class Weights:
         """Give tokens that depend on the prompt and the version."""
         self.legs.append(leg)
         self.asked.changed()
+        if self.gate is not None:
+            await self.gate.hold()
         if self.error is not None:
             raise self.error
+        if self.stores is not None:
+            self.stores.take(leg)
         key = (tuple(leg.prompt), leg.cache_salt if self.minds_salts else None)
         cached = len(leg.prompt) if key in self.cached else self._find_stored(leg)
         self.cached.add(key)
-        ids = tuple(hash((*leg.prompt, self.version, at)) % 500 for at in range(leg.max_tokens or 1))
+        ids: list[int] = []
+        for _ in range(leg.max_tokens or 1):
+            ids.append(hash((*leg.prompt, *ids, self.version)) % 500)
         self.version = self.version_after_a_leg or self.version
         usage = LegUsage(len(leg.prompt), len(ids), cached if self.tells_cached else None)
-        yield LegChunk(ids, finish_reason="length", usage=usage)
+        yield LegChunk(tuple(ids), finish_reason="length", usage=usage)
 
     def _find_stored(self, leg: LegRequest) -> int:
         transfers = self.reads.transfers if self.reads is not None else ()
-        is_there = any(one.request.token_ids == leg.prompt and one.state == "complete" for one in transfers)
-        return len(leg.prompt) // CHUNK_TOKENS * CHUNK_TOKENS if is_there else 0
+        for one in transfers:
+            moved = list(one.request.token_ids)
+            if moved == leg.prompt[: len(moved)] and one.request.salt == leg.cache_salt and one.state == "complete":
+                return len(moved) // CHUNK_TOKENS * CHUNK_TOKENS
+        return 0
 
     async def probe(self) -> Capabilities:
         """Not asked here."""
@@ -91,8 +140,10 @@ class Fleet:
     instances: list[Instance] = field(default_factory=list)
     link_is_up: bool = True
     md_reads: bool = True
+    is_salted: bool = False
     metrics: Metrics = field(default_factory=Metrics)
     trust: KvTrust = field(init=False)
+    sizes: KvSizes = field(default_factory=KvSizes)
 
     def __post_init__(self) -> None:
         self.trust = KvTrust(Clock(), self.metrics)
@@ -113,13 +164,20 @@ class Fleet:
         if not self.link_is_up:
             raise NoWay("down")
         link = Link("a", "b", self.path, "lmcache", CHUNK_TOKENS, 1e6, state=self.path.link_state)
-        return CanaryPath(link, MODEL, FIRST_CHUNK_S)
+        return CanaryPath(link, MODEL, FIRST_CHUNK_S, TOKEN_BYTES, self.is_salted)
 
     def watch(self, interval_s: float = 600.0) -> CanaryWatch:
         """Make the watch."""
         pools = Pools(self.instances, Clock())
         return CanaryWatch(
-            {MODEL: self.model}, pools, self.find_crossing, lambda: CHUNK_TOKENS, interval_s, self.metrics, self.trust
+            {MODEL: self.model},
+            pools,
+            self.find_crossing,
+            lambda: CHUNK_TOKENS,
+            interval_s,
+            self.metrics,
+            self.trust,
+            self.sizes,
         )
 
     def counted(self, result: str) -> float:
@@ -305,6 +363,173 @@ async def test_only_what_is_new_is_checked(fleet: Fleet) -> None:
     assert [bool(main.engine.legs) for main in mains if isinstance(main.engine, Weights)] == [True, False, False]
     await watch.check({"m3"})
     assert [bool(main.engine.legs) for main in mains if isinstance(main.engine, Weights)] == [True, False, True]
+
+
+async def test_a_new_process_is_held_until_its_first_verdict(fleet: Fleet) -> None:
+    """A new engine shares no answer before a canary has come back, for a bounded time."""
+    prefill, main = fleet.add("p1", Weights(), Role.P), fleet.add("m1", Weights(), Role.MD)
+    watch = fleet.watch()
+    watch.notice(main)
+    assert not main.is_apart(NOW_S)
+    watch.hold_new(20.0)
+    for instance in (prefill, main):
+        watch.notice(instance)
+        assert instance.is_apart(NOW_S)
+        assert (instance.view(NOW_S).judged, instance.view(NOW_S).fingerprint) == (False, f"?{instance.spec.id}")
+        assert instance.view(NOW_S).healthy
+    assert [line.rpartition(":")[0] for line in watch.list_odd()] == ["m: P p1 is new", "m: MD m1 is new"]
+    await watch.check({"p1", "m1"})
+    assert not prefill.is_apart(NOW_S) and not main.is_apart(NOW_S)
+    assert main.view(NOW_S).judged
+    assert watch.list_odd() == []
+
+
+async def test_without_a_verdict_the_hold_ends_by_itself(fleet: Fleet) -> None:
+    """Canaries that cannot be sent keep nobody apart for longer than was agreed, and are tried again soon."""
+    prefill, main = fleet.add("p1", Weights(), Role.P), fleet.add("m1", Weights(), Role.MD)
+    fleet.link_is_up = False
+    watch = fleet.watch()
+    watch.hold_new(20.0)
+    for instance in (prefill, main):
+        watch.notice(instance)
+    await watch.check({"p1", "m1"})
+    assert main.is_apart(NOW_S + 19.9) and not main.is_apart(NOW_S + 20)
+    fleet.link_is_up = True
+    await watch.start()
+    assert isinstance(main.engine, Weights)
+    await main.engine.asked.until(lambda: bool(fleet.counted("alike")))
+    await watch.aclose()
+
+
+async def test_a_stuck_one_is_named_and_left_out(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """An MD whose canary takes too long, while others come back, takes no part in split answers until it does."""
+    slow = Weights(error=TimeoutError())
+    prefill = fleet.add("p1", Weights(), Role.P)
+    main, other = fleet.add("m1", slow, Role.MD), fleet.add("m2", Weights(), Role.MD)
+    watch = fleet.watch()
+    await watch.check()
+    assert (prefill.stuck, main.stuck, other.stuck) == (False, True, False)
+    assert "m1 is left out" in caplog.text
+    (line,) = watch.list_odd()
+    assert "MD m1 is left out" in line
+    slow.error = None
+    await watch.check()
+    assert not main.stuck
+
+
+async def test_nobody_is_left_out_when_all_are_slow(fleet: Fleet) -> None:
+    """Where no canary comes back the fault may be anybody's."""
+    fleet.add("p1", Weights(error=TimeoutError()), Role.P)
+    mains = [fleet.add(f"m{number}", Weights(), Role.MD) for number in (1, 2)]
+    await fleet.watch().check()
+    assert not any(main.stuck for main in mains)
+
+
+async def test_canaries_run_beside_each_other(fleet: Fleet) -> None:
+    """One that hangs holds up no other."""
+    gate = HoldGate()
+    hanging = Weights(gate=gate)
+    fleet.add("p1", Weights(), Role.P)
+    fleet.add("m1", hanging, Role.MD)
+    other = Weights()
+    fleet.add("m2", other, Role.MD)
+    checking = asyncio.create_task(fleet.watch().check())
+    await gate.arrivals()
+    await other.asked.until(lambda: fleet.counted("alike") == 1)
+    gate.open()
+    await checking
+    assert fleet.counted("alike") == 2
+
+
+class Keyed(LinkedPath):
+    """A path that shows what the engines of its two sides have stored."""
+
+    def __init__(self, stored: dict[StoreSide, list[FoundKey]]) -> None:
+        super().__init__(is_instant=True)
+        self.stored = stored
+
+    async def find_keys(self, side: StoreSide, markers: Sequence[str]) -> list[FoundKey]:
+        """See ``ShowsKeys``."""
+        return [one for one in self.stored[side] if any(marker in one.key for marker in markers)]
+
+
+def keyed(fleet: Fleet, p: Storing, md: Storing) -> Keyed:
+    """Give the fleet a P and an MD that store, and a path that shows what they did."""
+    fleet.path = path = Keyed({"source": p.stored, "dest": md.stored})
+    fleet.add("p1", Weights(stores=p), Role.P)
+    fleet.add("m1", Weights(stores=md), Role.MD)
+    return path
+
+
+async def test_keys_that_fit_are_moved(fleet: Fleet) -> None:
+    """Where both engines store what the link says, KV crosses, and the link is believed."""
+    path = keyed(fleet, Storing(), Storing())
+    await fleet.watch().check()
+    assert (fleet.counted("alike"), fleet.counted("odd_keys"), len(path.transfers)) == (1, 0, 1)
+    assert fleet.trust.list_lost([("a", "b")]) == []
+
+
+@pytest.mark.parametrize(
+    ("p", "md", "words"),
+    [
+        (Storing(), Storing(chunk_tokens=128), "m1 stores chunks of 128 tokens, the link says 200"),
+        (Storing(), Storing(dtype="bfloat16"), "m1 stores KV of dtype bfloat16, the link says float"),
+        (Storing(model="/models/m"), Storing(), "p1 stores under the model name /models/m"),
+        (Storing(dialect="lmcache-mp"), Storing(), "p1 spells its keys in dialect lmcache-mp, the link in lmcache"),
+        (Storing(hash_seed=7), Storing(), "p1 chains its hashes from a seed that is not known"),
+        (Storing(world_size=2), Storing(), "p1 stores KV of 2 ranks, the link says 1"),
+        (Storing(token_bytes=2), Storing(token_bytes=1), "p1 stores 2 bytes of KV a token, m1 1"),
+    ],
+)
+async def test_keys_that_do_not_fit_are_named(fleet: Fleet, p: Storing, md: Storing, words: str) -> None:
+    """POL-102: what the stores show against the link is named with both values, and nothing is moved."""
+    path = keyed(fleet, p, md)
+    await fleet.watch().check()
+    assert (fleet.counted("odd_keys"), path.transfers) == (1, [])
+    (line,) = fleet.trust.list_lost([("a", "b")])
+    assert words in line
+    assert not fleet.trust.believes(("a", "b"), MODEL)
+    assert fleet.counted("alike") == 1
+
+
+async def test_a_size_that_is_used_is_what_plans_count_with(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """POL-102: a figure of the settings that engines do not bear out is named, and replaced once KV was used."""
+    keyed(fleet, Storing(token_bytes=16), Storing(token_bytes=16))
+    await fleet.watch().check()
+    assert fleet.sizes.of(MODEL, TOKEN_BYTES) == 16
+    assert "16 bytes of KV a token are stored where 4 were expected" in caplog.text
+    assert fleet.trust.list_lost([("a", "b")]) == []
+
+
+async def test_lost_salts_stop_salted_answers_only(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that leaves salts out of its keys is named where salts are used; prompts without go on."""
+    monkeypatch.setattr(kv_probe, "LOOK_S", 0.02)
+    fleet.is_salted = True
+    keyed(fleet, Storing(minds_salts=False), Storing())
+    await fleet.watch().check()
+    (line,) = fleet.trust.list_lost([("a", "b")])
+    assert "m (with a salt)" in line and "p1 leaves the cache salt out of its keys" in line
+    assert fleet.trust.believes(("a", "b"), MODEL)
+    assert not fleet.trust.believes(("a", "b"), MODEL, is_salted=True)
+
+
+async def test_salted_kv_is_tried_where_salts_are_used(fleet: Fleet) -> None:
+    """A second canary crosses under a salt, as tenants' prompts do."""
+    fleet.is_salted = True
+    path = keyed(fleet, Storing(), Storing())
+    await fleet.watch().check()
+    assert [transfer.request.salt is None for transfer in path.transfers] == [True, False]
+    assert fleet.counted("alike") == 2
+
+
+async def test_a_change_between_regions_is_checked_at_once(fleet: Fleet) -> None:
+    """Another link makes its regions' engines go through their canaries again, without waiting for the interval."""
+    path = keyed(fleet, Storing(), Storing())
+    watch = fleet.watch()
+    await watch.start()
+    watch.recheck(("a", "b"))
+    await path.opened()
+    await watch.aclose()
 
 
 IDS = ("p1", "p2", "p3", "m1", "m2", "r1")

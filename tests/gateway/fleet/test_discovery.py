@@ -262,7 +262,7 @@ async def test_found_engines_join_the_configured_ones() -> None:
             "discovery": [{"region": "east", "namespace": "llm", "api": "http://a"}],
         }
     )
-    topology = LiveTopology(settings, KnownIndex({}), lambda: 0.0, lambda *_: None)
+    topology = LiveTopology(settings, KnownIndex({}), lambda: 0.0, lambda *_: None, lambda *_: None)
 
     def engine(name: str) -> Any:
         return cluster.make_engine(id=name, role="MD", model="demo", url="http://127.0.0.1:2")

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends.types import KvShape
 from gateway.fleet.kv_layers import KvSizeUnknown
-from gateway.fleet.kv_size import KvSize, size_kv
+from gateway.fleet.kv_size import KvSize, find_shape, size_kv
 from tests.gateway.fleet import kv_configs as models
 
 
@@ -180,3 +181,38 @@ def test_any_config_is_computed_or_refused(change: dict[str, Any]) -> None:
     """Values of the wrong kind are refused like any other shape that is not known."""
     with contextlib.suppress(KvSizeUnknown):
         size_kv({"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 64, **change})
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "shape"),
+    [
+        (models.QWEN3_32B, "auto", KvShape("packed", 64, 8, 256)),
+        (models.QWEN3_32B, "fp8", KvShape("packed", 64, 8, 128)),
+        (models.LLAMA3_70B, "auto", KvShape("packed", 80, 8, 256)),
+        (models.FALCON_7B, "auto", KvShape("packed", 32, 1, 128)),
+        (models.QWEN25_VL_7B, "auto", KvShape("packed", 28, 4, 256)),
+        (models.GEMMA3_27B, "auto", KvShape("packed", 62, 16, 256)),  # windows have the same heads
+        (models.DEEPSEEK_V3, "auto", KvShape("latent", 1, 1, 70_272)),
+    ],
+)
+def test_how_kv_is_cut(config: dict[str, Any], dtype: str, shape: KvShape) -> None:
+    """Layers, KV heads and the bytes of a head's keys; a latent is in one piece."""
+    found = find_shape(config, dtype)
+    assert found == shape
+    size = size_kv(config, dtype)
+    assert found.token_bytes == size.unwindowed_bytes
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (models.QWEN3_NEXT_80B, "some layers keep states"),
+        ({**models.QWEN3_32B, "v_head_dim": 64}, "v_head_dim"),
+        (models.LLAMA3_8B | {"compress_ratios": [4]}, "compress"),
+        (models.LLAMA3_8B | {"per_layer_config": {"0": {"num_key_value_heads": 4}}}, "different heads"),
+    ],
+)
+def test_kv_that_is_not_cut_evenly_is_named(config: dict[str, Any], why: str) -> None:
+    """States, layers with heads of their own, and values of another size have no shape."""
+    with pytest.raises(KvSizeUnknown, match=why):
+        find_shape(config)

@@ -159,3 +159,42 @@ def test_a_route_that_crosses_nothing_is_no_trial() -> None:
     judged.trust.use(None, MODEL)
     judged.trust.use(OTHER, MODEL)
     assert judged.trust.believes(ROUTE, MODEL)
+
+
+def test_salted_kv_is_judged_by_itself() -> None:
+    """What becomes of prompts with a salt says nothing of those without one, and the other way round."""
+    judged = Judged()
+    for _ in range(STRIKES):
+        judged.trust.note_unread(ROUTE, MODEL, "md1", 192, 16, is_salted=True)
+        judged.trust.note_read(ROUTE, MODEL)
+    assert judged.trust.believes(ROUTE, MODEL)
+    assert judged.trust.mark(LINKS, MODEL) is LINKS
+    assert not judged.trust.mark(LINKS, MODEL, is_salted=True)[ROUTE].up
+    (line,) = judged.trust.list_lost(LINKS)
+    assert line.startswith("m (with a salt): KV over a->b is not used")
+    assert judged.sample("pdd_link_trusted", link="a->b") == 0
+
+
+def test_a_contradiction_stops_all_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Keys that are not those of the link stop prompts with and without salts, with one line of each kind."""
+    judged = Judged()
+    judged.trust.note_contradiction(ROUTE, MODEL, "p1 stores chunks of 64 tokens, the link says 256")
+    assert not judged.trust.believes(ROUTE, MODEL)
+    assert not judged.trust.believes(ROUTE, MODEL, is_salted=True)
+    assert judged.trust.list_lost(LINKS) == [
+        "m: KV over a->b is not used: p1 stores chunks of 64 tokens, the link says 256"
+    ]
+    assert caplog.text.count("says 256") == 1
+    judged.trust.note_contradiction(ROUTE, MODEL, "p1 stores chunks of 128 tokens, the link says 256")
+    assert "128" in caplog.text
+
+
+def test_another_link_is_not_blamed() -> None:
+    """A link that was replaced leaves nothing behind."""
+    judged = Judged()
+    judged.lose()
+    judged.trust.forget(OTHER)
+    assert not judged.trust.believes(ROUTE, MODEL)
+    judged.trust.forget(ROUTE)
+    assert judged.trust.believes(ROUTE, MODEL)
+    assert judged.trust.list_lost(LINKS) == []

@@ -40,6 +40,8 @@ class Rig:
     engines: Mapping[str, FakeEngine]
     known: list[str]
     news: Watch
+    joined: list[tuple[str, str]]
+    """Links that were told of as others than before."""
 
     def apply(self, **body: Any) -> None:
         """Put a document in force."""
@@ -92,10 +94,15 @@ async def open_rig() -> AsyncIterator[Rig]:
             known.append(instance.spec.id)
             asyncio.get_running_loop().call_soon(news.changed)
 
-        topology = LiveTopology(settings, KnownIndex({}), asyncio.get_running_loop().time, note)
+        joined: list[tuple[str, str]] = []
+
+        def note_link(source: str, dest: str) -> None:
+            joined.append((source, dest))
+
+        topology = LiveTopology(settings, KnownIndex({}), asyncio.get_running_loop().time, note, note_link)
         try:
             await topology.start()
-            yield Rig(topology, engines, known, news)
+            yield Rig(topology, engines, known, news, joined)
         finally:
             await topology.aclose()
 
@@ -181,16 +188,20 @@ async def test_bad_document_changes_nothing(body: Any, reason: str) -> None:
 
 
 async def test_links_change() -> None:
-    """Links come and go with their stores in the index; one that stays is the same object."""
+    """Links come and go with their stores in the index; one that stays is the same object, others are told of."""
     async with open_rig() as rig:
         old = rig.topology.links.get("a", "b")
+        assert rig.joined == []
         rig.apply(links={"b->a": {"source": "b", "dest": "a", "bridge": "http://127.0.0.1:1"}})
         assert rig.topology.links.get("a", "b") is old and rig.topology.links.get("b", "a") is not None
         assert rig.topology.links.views().keys() == {("a", "b"), ("b", "a")}
         rig.apply(links={"a->b": None})
         assert rig.topology.links.views() == {}
+        assert rig.joined == [("b", "a")]
         rig.topology.apply([])
         assert rig.topology.links.views().keys() == {("a", "b")}
+        rig.apply(links={"a->b": LINK | {"chunk_tokens": 64}})
+        assert rig.joined == [("b", "a"), ("a", "b"), ("a", "b")]
 
 
 def test_overlay_keeps_the_order_and_the_rest() -> None:

@@ -8,7 +8,7 @@ from typing import Self
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
-from backends.transport.serving import ServedApp, Tls, bind, make_config
+from backends.transport.serving import ServedApp, Tls, bind, make_config, open_doors
 from gateway.http.edge import Edge, EdgeProtocol
 
 
@@ -20,7 +20,10 @@ class EdgeServer:
     ) -> None:
         self.edge = edge or Edge()
         protocol = functools.partial(EdgeProtocol, edge=self.edge)
-        self._site = ServedApp(app, bind("127.0.0.1", 0), protocol, tls, keep_alive_s)
+        doors, timeout_s = self.edge.doors, self.edge.head_timeout_s
+        self._site = ServedApp(
+            app, bind("127.0.0.1", 0), protocol, tls, keep_alive_s, doors=doors, handshake_timeout_s=timeout_s
+        )
         self.state = ServerState()
         self.port: int = self._site.listener.getsockname()[1]
 
@@ -33,17 +36,14 @@ class EdgeServer:
         config = make_config(self._site)
         # It reads the files of certificates.
         await asyncio.to_thread(config.load)
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: config.http_protocol_class(config=config, server_state=self.state, app_state={}),  # type: ignore[call-arg]
-            sock=self._site.listener,
-            ssl=config.ssl,
-        )
+        self._acceptor = open_doors(self._site, config, self.state)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.close()
+        self._acceptor.close()
+        self._site.listener.close()
         for protocol in tuple(self.state.connections):
             protocol.transport.abort()
         tasks = tuple(self.state.tasks)
@@ -51,4 +51,3 @@ class EdgeServer:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        await self._server.wait_closed()

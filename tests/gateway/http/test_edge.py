@@ -11,7 +11,8 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from gateway.api.app import ApiState, build_app
-from gateway.http.edge import MOST_HEAD_BYTES, MOST_HEADERS, Edge, cut_connection
+from gateway.http.doors import Doors
+from gateway.http.edge import MOST_HEAD_BYTES, MOST_HEADERS, NO_ROOM, Edge, cut_connection, spell_refusal
 from gateway.text.model import ServedModel
 from tests.fakes.answers import ScriptedGenerator, say
 from tests.fakes.gates import HoldGate
@@ -255,7 +256,7 @@ async def test_idle_connections_end(state: ApiState) -> None:
 
 async def test_too_many_connections(echo: Echo) -> None:
     """Beyond the most connections the longest idle one makes room; where none is idle the new one is refused."""
-    async with EdgeServer(echo, Edge(most_connections=2)) as server:
+    async with EdgeServer(echo, Edge(doors=Doors(2, refusal=spell_refusal(NO_ROOM)))) as server:
         first, second = await open_connection(server), await open_connection(server)
         for connection in (first, second):
             connection.writer.write(GET)

@@ -29,7 +29,7 @@ class WiderEngine(FakeEngine):
         self.passed: list[bytes] = []
 
     async def _app(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        if scope["path"] not in ("/tokenize", "/v1/responses", "/v1/messages"):
+        if scope["path"] not in ("/tokenize", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
             await super()._app(scope, receive, send)
             return
         self.passed.append((await receive())["body"])
@@ -72,7 +72,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch, shared_redis: Sh
         engine = {"model": "tiny", "region": "a"}
         settings = parse_settings(
             {
-                "models": [{"name": "tiny", "path": str(model_dir), "kv_bytes_per_token": 1}],
+                "models": [{"name": "tiny", "path": str(model_dir), "kv_bytes_per_token": 1, "media": True}],
                 "engines": [
                     engine | {"id": "p", "role": "P", "url": prefill.url},
                     engine | {"id": "md", "role": "MD", "url": main.url},

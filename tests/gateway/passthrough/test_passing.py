@@ -156,6 +156,19 @@ async def test_own_models_are_not_passed_on(rig: Rig) -> None:
     assert not rig.upstreams[1].asked
 
 
+async def test_chats_with_media_go_to_an_engine(rig: Rig) -> None:
+    """A chat that is not all text is answered by one engine's own chat API, with the tenant's salt, and counted."""
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{'A' * 40_000}"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is it?"}, image]}]
+    answer = await rig.client.post(CHAT, json={"model": "tiny", "messages": messages, "max_tokens": 3})
+    assert answer.json() == {"tokens": [1, 2]}
+    assert json.loads(rig.md.passed[0]) == {"model": "tiny", "messages": messages, "max_tokens": 3}
+    assert not rig.upstreams[1].asked
+    counted = rig.counted("pdd_passed_requests_total", server="md", path=CHAT, outcome="finished")
+    assert counted == 1
+    assert 0 < rig.counted("pdd_tenant_prompt_tokens_total", tenant="default") < 100
+
+
 async def test_models_are_listed(rig: Rig) -> None:
     """The gateway's own come first, then those of the upstreams, each once."""
     listed = (await rig.client.get("/v1/models")).json()["data"]

@@ -61,6 +61,11 @@ class World:
     started: dict[LegId, StartLeg] = field(default_factory=dict)
     running: dict[LegId, list[int]] = field(default_factory=dict)
     ended_legs: list[LegId] = field(default_factory=list)
+    closed: dict[LegId, list[int]] = field(default_factory=dict)
+    """Legs that were closed, and up to where they came: what they still bring is late."""
+    was_refused: bool = False
+    short: set[LegId] = field(default_factory=set)
+    """Legs that their engines' own limits ended."""
     moving: bool = False
     retry: bool = False
     end: End | None = None
@@ -89,6 +94,7 @@ class World:
                     self.started[action.leg] = action
                     self.running[action.leg] = list(self.splice.log[: action.base])
                 case CloseLeg(leg):
+                    self.closed[leg] = self.running[leg]
                     self._finish_leg(leg)
                 case Tokens(position, ids):
                     assert not self.over and ids and position == len(self.emitted)
@@ -118,8 +124,13 @@ class World:
 
     def _stops_writer_for(self, start: StartLeg, actions: list[Action]) -> bool:
         """Whether one that writes before MD does is stopped so that MD goes on."""
-        closed = [self.started[action.leg].kind for action in actions if isinstance(action, CloseLeg)]
-        return start.kind is LegKind.FINAL and LegKind.RELAY in closed
+        closed = [
+            self.started[action.leg].kind
+            for action in actions
+            if isinstance(action, CloseLeg) and action.leg not in self.short
+        ]
+        writes_on = LegKind.PREFILL in closed and self.terms.plan.fused
+        return start.kind is LegKind.FINAL and (LegKind.RELAY in closed or writes_on)
 
     def step(self) -> bool:
         """Let one thing happen; False when nothing can."""
@@ -148,23 +159,30 @@ class World:
             self._finish_leg(leg)
             self.feed(LegEnded(leg))
             return
-        position = len(context)
-        ids: list[int] = []
-        finish: Literal["stop", "length"] | None = None
-        for _ in range(min(1 + self.choose(4), start.max_tokens - made)):
-            ends = self.eos_at is not None and len(context) >= self.eos_at
-            id_ = EOS if ends else next_id(context)
-            context.append(id_)
-            ids.append(id_)
-            if ends:
-                finish = "stop"
-                break
-        if finish is None and len(context) - start.base >= start.max_tokens:
-            finish = "length"
-        self.feed(LegTokens(leg, Tokens(position, tuple(ids), None, "RLD", "rld1"), finish))
+        finish = self._say(leg, context, min(1 + self.choose(4), start.max_tokens - made))
         if finish and leg in self.running:
             self._finish_leg(leg)
             self.feed(LegEnded(leg))
+
+    def _say(
+        self, leg: LegId, context: list[int], count: int, *, tells: bool = True, short: bool = False
+    ) -> Literal["stop", "length"] | None:
+        """A leg brings so many ids; ``tells`` False: it goes on after its end; ``short``: at its engine's limit."""
+        start, position = self.started[leg], len(context)
+        ids: list[int] = []
+        finish: Literal["stop", "length"] | None = "length" if short else None
+        for _ in range(count):
+            ends = self.eos_at is not None and len(context) >= max(self.eos_at, start.base + start.min_tokens)
+            id_ = EOS if ends and EOS not in context else next_id(context)
+            context.append(id_)
+            ids.append(id_)
+            if ends and tells:
+                finish = "stop"
+                break
+        if finish is None and tells and len(context) - start.base >= start.max_tokens:
+            finish = "length"
+        self.feed(LegTokens(leg, Tokens(position, tuple(ids), None, "RLD", "rld1"), finish))
+        return finish
 
     def _kv_ready(self) -> None:
         self.moving = False
@@ -176,7 +194,11 @@ class World:
 
     def _make_trouble(self) -> None:
         legs = list(self.running)
-        if legs and self.choose(3):
+        if self.closed and not self.choose(4):
+            self._be_late(list(self.closed)[self.choose(len(self.closed))])
+        elif legs and not self.choose(3):
+            self._be_odd(legs[self.choose(len(legs))])
+        elif legs and self.choose(3):
             leg = legs[self.choose(len(legs))]
             untouched = len(self.running[leg]) == self.started[leg].base
             is_prefill = self.started[leg].kind is LegKind.PREFILL
@@ -191,6 +213,32 @@ class World:
         elif self.splice.kv is not KvState.ABSENT:
             self.feed(KvLate())
 
+    def _be_late(self, leg: LegId) -> None:
+        """A closed leg goes on for a while, or ends."""
+        late = (lambda: self._say(leg, self.closed[leg], 2), lambda: self.feed(LegEnded(leg)))
+        late[self.choose(2)]()
+
+    def _be_odd(self, leg: LegId) -> None:
+        """A leg says more than it was asked for, less, no reason, or refuses."""
+        start, context = self.started[leg], self.running[leg]
+        match self.choose(5):
+            case 0:
+                self._say(leg, context, 1 + start.max_tokens - (len(context) - start.base))
+            case 1:
+                self._say(leg, context, 2, tells=False)
+            case 2 if start.kind in (LegKind.RELAY, LegKind.PREFILL) and self.terms.splittable:
+                self.short.add(leg)
+                if self._say(leg, context, 1, short=True) and leg in self.running:
+                    self._finish_leg(leg)
+                    self.feed(LegEnded(leg))
+            case 3:
+                self._finish_leg(leg)
+                self.feed(LegEnded(leg))
+            case 4:
+                self.was_refused |= not self.splice.log
+                self._finish_leg(leg)
+                self.feed(LegFailed(leg, refused=True))
+
     def leave(self) -> None:
         """The client goes."""
         self.feed(ClientGone())
@@ -201,11 +249,11 @@ class World:
         self.feed(StopMatched(completion_tokens))
 
 
-def unsplit(limit: int, eos_at: int | None) -> list[int]:
+def unsplit(limit: int, eos_at: int | None, min_tokens: int = 0) -> list[int]:
     """What one engine alone would give."""
     log: list[int] = []
     while len(log) < limit:
-        ends = eos_at is not None and len(log) >= eos_at
+        ends = eos_at is not None and len(log) >= max(eos_at, min_tokens)
         log.append(EOS if ends else next_id(log))
         if ends:
             break

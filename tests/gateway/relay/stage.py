@@ -21,6 +21,7 @@ from gateway.relay.router import Router
 from gateway.relay.types import Finish, GenerationRequest, Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.text.context import ContextLength
 from policies.rules import Rules, parse_rules
 from policies.types import Role
 from tests.fakes.engine import FakeEngine
@@ -87,6 +88,7 @@ async def open_stage(
     hits: dict[str, int] | None = None,
     path: LinkedPath | None = None,
     lease_s: float = 30.0,
+    lends: bool = False,
     ranks: Mapping[str, tuple[int, ...]] | None = None,
 ) -> AsyncIterator[Stage]:
     """Run the fakes and a service over them. The rules make every request a relay unless told otherwise.
@@ -110,7 +112,7 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s)}, 60.0)
+        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s, lends)}, 60.0)
         await links.start()
         stack.push_async_callback(links.aclose)
         dropped: list[DropReason] = []
@@ -120,9 +122,10 @@ async def open_stage(
         index.hits |= {id_: max(tokens) for id_, tokens in ranks.items()}
         index.ranks |= ranks
         pools = Pools(instances, loop.time)
+        context = ContextLength(told=lambda: pools.context_lengths(MODEL))
         metrics = Metrics()
         service = Router(
-            models={MODEL: ModelFacts(4096, context_tokens=8192, cache_effective=True, kv_name=MODEL)},
+            models={MODEL: ModelFacts(4096, context=context, cache_effective=True, kv_name=MODEL)},
             pools=pools,
             links=links,
             trust=KvTrust(loop.time, metrics),

@@ -1,17 +1,18 @@
 """Answers whose KV crossed: whether MD used it, and what follows where it did not."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from backends.types import LinkState
+from backends.types import KvShape, LinkState
 from gateway.fleet.kv_trust import STRIKES
 from gateway.fleet.pools import store_id
 from gateway.relay.router import Router
 from gateway.relay.types import GenerationRequest
 from tests.fakes.gates import HoldGate
-from tests.fakes.script import Script
+from tests.fakes.script import Cut, Script
 from tests.gateway.relay.stage import (
     CHUNK_TOKENS,
     MODEL,
@@ -251,3 +252,86 @@ async def test_a_link_that_is_down_says_nothing_of_the_keys() -> None:
         transfer.complete()
         gate.open()
         assert ids_of(await reading) == unsplit()
+
+
+async def test_a_new_engine_process_takes_over_no_answer() -> None:
+    """An MD without a verdict answers alone only: it is in no other plan, and takes no running answer over."""
+    async with open_stage(ids=("p1", "rld1", "md1", "md2")) as stage:
+        pools = stage.pools
+        pools["md2"].held_until_s = pools.clock() + 60
+        assert {stage.ask().plan_name for _ in range(4)} == {"relay"}
+        stage.path.is_instant = True
+        stage.engines["md1"].scripts.append(Script(fault=Cut(5)))
+        events_seen = await read(stage.ask())
+        assert ids_of(events_seen) == unsplit()
+        assert not stage.engines["md2"].calls
+        pools["md1"].held_until_s = pools.clock() + 60
+        alone = stage.ask()
+        assert (alone.plan_name, alone.plan_reason) == ("passthrough", "first_canary")
+        await read(alone)
+        await stage.quiet()
+
+
+TOKEN_BYTES = 4096
+SHAPE = KvShape("split", 1, 1, TOKEN_BYTES // 2)
+
+
+def of_shape(stage: Stage, shape: KvShape | None) -> None:
+    """Let the gateway know, or not, how the model's KV is cut."""
+    facts = stage.service.models[MODEL]
+    assert facts.kv_bytes_per_token == TOKEN_BYTES
+    stage.service = replace(stage.service, models={MODEL: replace(facts, kv_shape=shape)})
+
+
+async def answer_sized(stage: Stage, token_bytes: int) -> str:
+    """One answer for whose KV P's store shows chunks of a size; how the transfer ended."""
+    gate, count = HoldGate(), len(stage.path.transfers)
+    stage.engines["rld1"].scripts.append(Script(holds={10: gate}))
+    reading = asyncio.create_task(read(stage.ask()))
+    await gate.arrivals()
+    transfer = stage.path.transfers[count]
+    transfer.see(1, token_bytes * CHUNK_TOKENS)
+    transfer.complete()
+    await stage.path.idle()
+    gate.open()
+    assert ids_of(await reading) == unsplit()
+    await stage.quiet()
+    return transfer.state
+
+
+async def test_kv_of_another_size_is_not_moved(caplog: pytest.LogCaptureFixture) -> None:
+    """POL-102: chunks that are off by more than 1 % are named and given up, and the link is given up for the model."""
+    async with open_stage(ONE_SHOT, ids=SMALL) as stage:
+        of_shape(stage, SHAPE)
+        stage.engines["md1"].script = Script(cached_tokens=None)
+        assert await answer_sized(stage, TOKEN_BYTES) == "complete"
+        for _ in range(STRIKES):
+            assert await answer_sized(stage, TOKEN_BYTES // 2) == "aborted"
+        assert "2048 bytes of KV a token are stored where 4096 were expected: wrong kv_bytes_per_token" in caplog.text
+        assert (stage.ask().plan_name, stage.ask().plan_reason) == ("passthrough", "kv_unread")
+
+
+async def test_a_trial_that_is_used_shows_the_right_size() -> None:
+    """A request that tries the link moves KV of whatever size; once MD has used it plans count with that."""
+    async with open_stage(ONE_SHOT, ids=SMALL) as stage:
+        of_shape(stage, SHAPE)
+        for _ in range(STRIKES):
+            await answer_sized(stage, 2 * TOKEN_BYTES)
+        stage.service.trust.note_restart("b", MODEL)
+        stage.engines["md1"].script = Script(cached_tokens=FULL)
+        assert await answer_sized(stage, 2 * TOKEN_BYTES) == "complete"
+        assert stage.service.sizes.of(MODEL, TOKEN_BYTES) == 2 * TOKEN_BYTES
+        assert stage.service.snapshot(MODEL, None).kv_bytes_per_token == 2 * TOKEN_BYTES
+        assert await answer_sized(stage, 2 * TOKEN_BYTES) == "complete"
+
+
+async def test_a_figure_that_is_far_off_raises_an_alarm() -> None:
+    """POL-102: where config.json does not tell the size exactly KV is moved, and a factor of two is told of."""
+    async with open_stage(ONE_SHOT, ids=SMALL) as stage:
+        of_shape(stage, None)
+        assert await answer_sized(stage, TOKEN_BYTES * 3 // 2) == "complete"
+        assert stage.service.sizes.list_odd([MODEL]) == []
+        assert await answer_sized(stage, 25 * TOKEN_BYTES) == "complete"
+        (line,) = stage.service.sizes.list_odd([MODEL])
+        assert line.startswith(f"{MODEL}: 102400 bytes of KV a token are stored where 4096 were expected")
+        assert stage.service.sizes.list_odd([]) == []

@@ -13,6 +13,7 @@ from tests.fakes.loans import Loans
 from tests.fakes.script import Cut, Refuse, Script
 from tests.gateway.relay.stage import (
     PROMPT,
+    QUICK,
     LinkedPath,
     Stage,
     finish_of,
@@ -129,6 +130,46 @@ async def test_relay_reads_p_by_a_ticket_and_makes_every_token() -> None:
         assert "kv_transfer_params" not in final.body
         assert loans.redeemed == ["p1-0"] and not loans.spoilt
         await stage.quiet()
+
+
+async def test_rld_reads_p_while_the_bridge_reads_the_store() -> None:
+    """Both paths at once: the transfer begins with P's prefill, and RLD has P's ticket and waits for no store."""
+    loans, computing, writing = Loans(), HoldGate(), HoldGate()
+    patient = {"relay": QUICK | {"store_wait_s": 60, "store_wait_tokens": 0}}
+    async with open_stage(ONE_SHOT | patient, ids=SMALL, lends=True) as stage:
+        for engine in stage.engines.values():
+            engine.loans = loans
+        stage.engines["p1"].scripts.append(Script(arrival=computing))
+        stage.engines["rld1"].scripts.append(Script(holds={6: writing}))
+        answer = stage.ask()
+        reading = asyncio.create_task(read(answer))
+        await computing.arrivals()
+        transfer = await stage.path.opened()
+        transfer.see(0)
+        await transfer.taken()
+        computing.open()
+        await writing.arrivals()
+        transfer.complete()
+        events = await reading
+        assert ids_of(events) == unsplit() and roles_of(events) == ["RLD", "MD"]
+        assert loans.redeemed == ["p1-0"] and not loans.spoilt
+        assert all("kv_transfer_params" not in call.body for call in stage.engines["md1"].calls)
+        await stage.quiet()
+
+
+async def test_a_fused_p_lends_nothing() -> None:
+    """Where P writes on itself nobody reads its memory, and its token is shown at once."""
+    loans, writing = Loans(), HoldGate()
+    async with open_stage(ONE_SHOT | {"relay": QUICK | {"fused": "always"}}, ids=SMALL, lends=True) as stage:
+        for engine in stage.engines.values():
+            engine.loans = loans
+        stage.engines["p1"].scripts.append(Script(holds={6: writing}))
+        reading = asyncio.create_task(read(stage.ask()))
+        await writing.arrivals()
+        (await stage.path.opened()).complete()
+        events = await reading
+        assert ids_of(events) == unsplit() and roles_of(events) == ["P", "MD"]
+        assert not loans.lent
 
 
 async def test_relay_that_is_replaced_gets_no_second_ticket() -> None:

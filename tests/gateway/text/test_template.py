@@ -103,9 +103,20 @@ def test_client_values() -> None:
     """A client's values reach the template, and cannot stand in for its own variables."""
     template = ChatTemplate("{{ thinking }}{{ documents[0].t }}", {})
     assert template.render(TALK, documents=[{"t": "d"}], values={"thinking": "no"}) == "nod"
+    silent = ChatTemplate("{{ a is defined }}{{ b is defined }}", {})
+    assert silent.render(TALK, values={"a": None, "b": "auto"}) == "FalseFalse"
     with pytest.raises(TemplateRejected) as caught:
         template.render(TALK, values={"tools": []})
     assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_template_of_its_own_for_tools() -> None:
+    """Requests with tools get the template for those; without another one they are the only ones."""
+    template = ChatTemplate("plain", {}, with_tools="tools")
+    assert (template.render(TALK), template.render(TALK, tools=[])) == ("plain", "plain")
+    assert template.render(TALK, tools=[{"function": {"name": "f"}}]) == "tools"
+    with pytest.raises(TemplateRejected, match="with tools alone"):
+        ChatTemplate(None, {}, with_tools="tools").render(TALK)
 
 
 def test_time() -> None:
@@ -115,8 +126,8 @@ def test_time() -> None:
 
 def test_json_is_spelt_alike_in_one_go_and_in_pieces() -> None:
     """A large value is spelt in pieces, with the same text."""
-    template = ChatTemplate("{{ messages[0].x | tojson }}", {})
+    template = ChatTemplate("{{ x | tojson }}", {})
     for count in (3, NODES_AT_ONCE + 1):
         value = {"é": [{"a": number, "b": None, "c": "\n</s>"} for number in range(count)], "d": (1.5, True)}
-        text = template.render([{"role": "user", "content": "", "x": value}])
+        text = template.render(TALK, values={"x": value})
         assert text == json.dumps(value, ensure_ascii=False)

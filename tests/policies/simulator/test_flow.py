@@ -50,6 +50,15 @@ def test_one_shot_hands_all_over_in_the_warm_leg() -> None:
     assert outcome.relay_tokens == pytest.approx(104, abs=2)
 
 
+def test_a_fused_p_writes_in_rlds_place() -> None:
+    """P's tokens are its own until MD takes over, and no RLD is used."""
+    simulation, report = replay([row(1000, 201)], relay={"fused": "always"})
+    (outcome,) = simulation.outcomes
+    assert (outcome.kind, outcome.reason, outcome.relay_tokens) == ("relay", "fused", 0)
+    assert outcome.prefill_tokens > 50 and outcome.prefill_tokens + outcome.main_tokens == 201
+    assert report.token_share["P"] == pytest.approx(outcome.prefill_tokens / 201)
+
+
 def test_a_short_answer_ends_at_relay_and_main_still_gets_the_kv() -> None:
     """A relayed answer that ends first lets the transfer complete; the next turn finds its KV at MD."""
     simulation, report = replay([row(1000, 11), row(1000, 11, at_s=5.0)])

@@ -39,6 +39,8 @@ def check(body: str, prompt_tokens: int = 3) -> BadRequest:
         ('{"prompt": [1], "stop": ["x"]}', "stop"),
         ('{"prompt": [1], "n": 2}', "n"),
         ('{"prompt": [1], "echo": true}', "echo"),
+        ('{"prompt": [1], "response_format": {"type": "json_object"}}', "response_format"),
+        ('{"prompt": [1], "structured_outputs": {"regex": "a"}}', "structured_outputs"),
         ('{"prompt": [1], "cache_salt": ""}', "cache_salt"),
     ],
 )

@@ -19,27 +19,40 @@ sys.exit(command.run(parser.parse_args(sys.argv[2:])))
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A command that listens at ``url``; ``routes`` are the ports that a link told of before."""
+    """A command that listens at ``urls``; ``routes`` are the ports that a link told of before."""
 
     process: asyncio.subprocess.Process
-    url: str
+    urls: list[str]
     routes: list[int]
+
+    @property
+    def url(self) -> str:
+        """The first address that it told."""
+        return self.urls[0]
 
 
 @asynccontextmanager
-async def run_command(module: str, *arguments: str) -> AsyncGenerator[Running, None]:
-    """Start ``module``'s command, wait until it listens, and end it with the block, by force if need be."""
+async def run_command(module: str, *arguments: str, listeners: int = 1) -> AsyncGenerator[Running, None]:
+    """Start ``module``'s command, wait until it listens, and end it with the block, by force if need be.
+
+    ``listeners``: how many addresses it tells.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _START, module, *arguments, "--die-with-parent", stdout=asyncio.subprocess.PIPE
     )
     assert process.stdout is not None
     routes: list[int] = []
+    urls: list[str] = []
     try:
         async with asyncio.timeout(15):
-            while not (line := (await process.stdout.readline()).decode()).startswith("listening on "):
-                assert line.startswith("route "), f"{module} ended before it listened"
-                routes.append(int(line.split()[1].rpartition(":")[2]))
-        yield Running(process, line.split()[-1], routes)
+            while len(urls) < listeners:
+                line = (await process.stdout.readline()).decode()
+                if line.startswith("listening on "):
+                    urls.append(line.split()[-1])
+                else:
+                    assert line.startswith("route "), f"{module} ended before it listened"
+                    routes.append(int(line.split()[1].rpartition(":")[2]))
+        yield Running(process, urls, routes)
     finally:
         if process.returncode is None:
             process.terminate()

@@ -14,11 +14,12 @@ import redis.asyncio
 
 from backends.errors import BackendError, TransferFailed
 from backends.kv.bridge.client import BridgePath
+from backends.kv.bridge.keys import DIALECTS, KeyRequest
 from backends.kv.bridge.resp import StoreAddress
 from backends.kv.bridge.types import TransferLine
 from backends.transport.wan.link import WanLink
 from backends.transport.wan.route import WanRoute
-from backends.types import TransferProgress, TransferRequest
+from backends.types import KvShape, TransferProgress, TransferRequest
 from tests.backends.kv.bridge.chunks import CHUNK_BYTES, CHUNK_TOKENS, chunks_of, prompt, store
 from tests.backends.kv.bridge.commands import Running, run_command, through
 from tests.valkey import run_valkey
@@ -118,7 +119,7 @@ async def test_wrong_keys_show_no_chunk(wrong: dict[str, Any]) -> None:
             assert progress.chunks_total > 0
             right = await read_all(path, request(4, transfer_id="right"))
         assert not right[0].first_seen
-        assert right[-1].first_seen
+        assert right[-1].first_seen and right[-1].chunks_seen == right[-1].chunks_total
 
 
 async def test_closing_stops_the_traffic() -> None:
@@ -282,3 +283,94 @@ async def test_command_refuses_nonsense(arguments: tuple[str, ...]) -> None:
     with pytest.raises(AssertionError, match="ended before"):
         async with run_command("backends.kv.bridge.command", *arguments):
             pass
+
+
+SHAPE = KvShape("packed", 2, 4, 16)
+SHARD_BYTES = SHAPE.token_bytes * CHUNK_TOKENS // 2
+RANKS = ("02000200", "02010201")
+
+
+def of_ranks(count: int, seed: int = 0, **fields: Any) -> tuple[TransferRequest, list[str]]:
+    """A transfer out of an LMCache server's store, and the keys of two ranks' shards there."""
+    wanted = TransferRequest("t", "lmcache-mp", "demo", prompt(count, seed), CHUNK_TOKENS, kv_shape=SHAPE, **fields)
+    keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS, world_size=2))
+    return wanted, keys
+
+
+async def test_ranks_are_regrouped_on_the_way() -> None:
+    """Two ranks' shards arrive as one, head by head, and count as what crossed; the next transfer finds them there."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted, keys = of_ranks(3)
+        for number, key in enumerate(keys):
+            await region.a.set(key, bytes([number]) * SHARD_BYTES)
+        path = BridgePath(running.url, world_size=2, dest_world_size=1)
+        first, second = await read_all(path, wanted), await read_all(path, replace(wanted, transfer_id="u"))
+        await path.aclose()
+        assert (first[-1].state, first[-1].wan_bytes) == ("complete", 6 * SHARD_BYTES)
+        assert (second[-1].chunks_present, second[-1].wan_bytes) == (3, 0)
+        async with redis.asyncio.Redis.from_url(region.arguments[3]) as b:
+            for number, key in enumerate(keys[::2]):
+                head = 2 * SHAPE.head_bytes
+                row = bytes([2 * number]) * 2 * head + bytes([2 * number + 1]) * 2 * head
+                assert await b.get(key.replace(RANKS[0], "01000100")) == row * (2 * CHUNK_TOKENS)
+            assert await b.dbsize() == 3
+
+
+@pytest.mark.parametrize("dest", [1, 2])
+async def test_kv_of_another_size_than_the_model_s_is_refused(dest: int) -> None:
+    """KV in two bytes an element where the figures say one does not cross, and both sizes are named."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted, keys = of_ranks(1)
+        for key in keys:
+            await region.a.set(key, bytes(2 * SHARD_BYTES))
+        path = BridgePath(running.url, world_size=2, dest_world_size=dest)
+        sizes = f"sending store's chunk has {2 * SHARD_BYTES} bytes, and the model's figures make {SHARD_BYTES}"
+        with pytest.raises(TransferFailed, match=sizes):
+            await read_all(path, wanted)
+        await path.aclose()
+
+
+async def test_kv_that_main_s_own_contradicts_is_refused() -> None:
+    """Where the receiving engines have stored the same chunk in another size, no further one is given to them."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted, keys = of_ranks(2)
+        async with redis.asyncio.Redis.from_url(region.arguments[3]) as b:
+            await b.set(keys[0], bytes(SHARD_BYTES // 2))
+        path = BridgePath(running.url, world_size=2)
+        with pytest.raises(TransferFailed, match=f"receiving store's chunk has {SHARD_BYTES // 2} bytes"):
+            await read_all(path, wanted)
+        await path.aclose()
+
+
+async def test_a_latent_is_one_whatever_the_ranks() -> None:
+    """KV of multi-head latent attention is looked for, and written, under one rank's keys."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted = replace(of_ranks(2)[0], kv_shape=KvShape("latent", 1, 1, 64))
+        keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS))
+        for key in keys:
+            await region.a.set(key, bytes(64 * CHUNK_TOKENS))
+        path = BridgePath(running.url, world_size=8, dest_world_size=4)
+        assert (await read_all(path, wanted))[-1].wan_bytes == 2 * 64 * CHUNK_TOKENS
+        await path.aclose()
+
+
+async def test_groups_of_layers_cross_each_as_far_as_it_is_needed() -> None:
+    """Of a window only the last chunks are waited for; without one of them the transfer is not complete."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted = replace(of_ranks(4)[0], kv_groups=(2 * CHUNK_TOKENS - 1, None))
+        keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS))
+        whole = [key.replace("@0@", "@1@") for key in keys]
+        for key in (*whole, keys[2]):
+            await region.a.set(key, bytes(100))
+        path = BridgePath(running.url, separate_groups=True)
+        async with aclosing(path.transfer(wanted)) as moving:
+            async for progress in moving:
+                if progress.chunks_done == 5:
+                    break
+            assert (progress.state, progress.chunks_total) == ("moving", 6)
+            await region.a.set(keys[3], bytes(100))
+            states = [progress.state async for progress in moving]
+        await path.aclose()
+        assert states[-1] == "complete"
+        async with redis.asyncio.Redis.from_url(region.arguments[3]) as b:
+            assert set(await b.keys()) == {key.encode() for key in (*whole, *keys[2:])}

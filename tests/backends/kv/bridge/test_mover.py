@@ -196,7 +196,7 @@ async def test_waits_for_chunks_that_are_not_stored_yet() -> None:
 
 
 async def test_a_chunk_that_queues_is_told_of() -> None:
-    """A transfer says that its first chunk was seen while it still waits for the link."""
+    """A transfer says which chunks were seen while they still wait for the link."""
     async with two_regions(rate_mbit=8) as regions:
         ahead, chunks = chunks_of(prompt(20)), chunks_of(prompt(40, seed=1))
         await store(regions.a, ahead)
@@ -207,6 +207,8 @@ async def test_a_chunk_that_queues_is_told_of() -> None:
         await store(regions.a, chunks)
         await until(transfer, lambda: transfer.standing.first_seen)
         assert (transfer.state, transfer.standing.chunks_done) == ("moving", 0)
+        await until(transfer, lambda: transfer.standing.chunks_seen == len(chunks))
+        assert transfer.standing.chunks_done < len(chunks)
 
 
 async def test_metadata_without_kv_is_waited_for() -> None:

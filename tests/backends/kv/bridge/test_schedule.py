@@ -347,6 +347,20 @@ def test_a_first_chunk_is_seen_or_not() -> None:
     assert schedule.standing("v").first_seen and schedule.standing("w").first_seen
 
 
+def test_chunks_are_seen_in_order() -> None:
+    """Standing counts the chunks from the first on that are in either store: one that is missing ends the count."""
+    schedule, chunks = make(), ids("a", "b", "c", "d")
+    schedule.open("t", chunks, present=ids("b"))
+    assert schedule.standing("t").chunks_seen == 0
+    see(schedule, [chunks[0], chunks[3]])
+    assert schedule.standing("t").chunks_seen == 2
+    see(schedule, [chunks[2]])
+    assert schedule.standing("t").chunks_seen == 4
+    fetch = take(schedule)
+    schedule.vanished(fetch)
+    assert schedule.standing("t").chunks_seen == 0
+
+
 def test_repeated_chunks_count_once() -> None:
     """A chunk named twice in one transfer is one chunk."""
     schedule = make()

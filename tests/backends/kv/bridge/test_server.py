@@ -251,6 +251,7 @@ async def test_keys_are_found_by_what_they_hold() -> None:
 
         assert await find("source", "@salt[1]*") == {"m@01000100@0@ab@salt[1]*": 5}
         assert set(await find("source", "@ab@", "@cd@")) == {"m@01000100@0@ab@salt[1]*", "m@01000100@0@cd@salt1"}
+        assert len(await find("source", "@ab@", "@cd@", "@ef@")) == 2
         assert await find("dest", "@ab@") == {"m@1@0@ab@floatkv_bytes": 3}
         assert await find("dest", "nothing") == {}
 

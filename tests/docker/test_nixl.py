@@ -1,4 +1,4 @@
-"""compose.gpu.yaml tells vLLM what backends/README.md tells of NIXL, each engine by its own name and on its own GPU."""
+"""compose.nixl.yaml tells vLLM what backends/README.md tells of NIXL, each engine by its own name, on its own GPU."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ ENGINES = ("p1", "rld1", "md1")
 @pytest.fixture
 def compose() -> dict[str, Any]:
     """The deployment on GPUs."""
-    return read_compose("compose.yaml", "compose.gpu.yaml")
+    return read_compose("compose.yaml", "compose.nixl.yaml")
 
 
 def test_the_link_has_the_path_of_the_engines(compose: dict[str, Any]) -> None:
