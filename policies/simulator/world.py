@@ -86,7 +86,7 @@ class World:
         self.crossings = {(line.source, line.dest): self._crossing(line) for line in fleet.lines}
 
     def warm(self, paths: Iterable[Sequence[int]]) -> None:
-        """Begin with these prefixes in every region's store, as after hours of the same traffic: the last ones that fit."""
+        """Begin with these prefixes in every region's store, as after hours of such traffic: the last that fit."""
         known = list(paths)
         for store in self.stores.values():
             first, room = len(known), store.most
