@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "usage": ("gateway.cli.usage", "show what tenants have used"),
     "probe": ("gateway.cli.probe", "show what engines store, and whether KV can cross each link"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
+    "trace": ("gateway.cli.trace", "keep anonymous lines of requests, and export them for simulate and plan"),
     "simulate": ("gateway.cli.simulate", "tell what a fleet would do with some traffic, in one region or two"),
     "plan": ("gateway.cli.plan", "find the fleet for some traffic, and tell whether a second region pays"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),

@@ -14,7 +14,15 @@ from msgspec import Meta
 
 from policies.placement_rules import PlacementRules
 from policies.section import AT, Name, Seconds, Section, Share, add_choices
-from policies.tenant_rules import CacheRules, ClientFieldRules, LimitRules, ModelRules, OverflowRules, SplittingRules
+from policies.tenant_rules import (
+    CacheRules,
+    ClientFieldRules,
+    LimitRules,
+    ModelRules,
+    OverflowRules,
+    SplittingRules,
+    TraceRules,
+)
 
 Pipeline = Literal["direct", "relay"]
 
@@ -276,6 +284,7 @@ class Rules(Section, frozen=True):
             "caches and instances. Always so where no keys are asked for."
         ),
     ] = False
+    trace: TraceRules = TraceRules()
     splitting: SplittingRules = SplittingRules()
     overflow: OverflowRules = OverflowRules()
     pipelines: Annotated[
