@@ -300,7 +300,8 @@ class Rules(Section, frozen=True):
         Meta(
             ge=0,
             le=3600,
-            description="Direct when the KV that MD lacks is there within this time. 0: only when nothing crosses.",
+            description="Direct when the KV that MD lacks is there within this time after P's end. "
+            "0: only when nothing crosses.",
         ),
     ] = 0.5
     direct_classic: Annotated[
