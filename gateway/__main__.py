@@ -5,6 +5,8 @@ import importlib
 import sys
 from typing import Any
 
+from gateway.version import VERSION
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "run the gateway"),
     "explain": ("gateway.cli.explain", "show what the gateway would do with a request, and why"),
@@ -30,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--version"]:
+        print(f"pdd {VERSION}")
+        return 0
     if not argv or argv[0] not in COMMANDS:
         parser = argparse.ArgumentParser(prog="pdd", formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.description = "\n".join(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())

@@ -1,5 +1,6 @@
 """Composition root: builds everything from the settings, starts it, and ends it in reverse."""
 
+import asyncio
 import logging
 import random
 import time
@@ -35,6 +36,7 @@ from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
 from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
+from gateway.http.cors import Cors
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
 from gateway.operator.explain import Explainer
@@ -48,6 +50,7 @@ from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
 from gateway.tasks import TaskSet, run_every
+from gateway.telemetry.access import AccessLog, AccessWriter
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
@@ -178,12 +181,15 @@ class Gateway:
             self.status, self.service, redis.client("page", PAGE_TIMEOUT_S), version("pdd-gateway")
         )
         operator = self._make_operator()
+        target = settings.access_log
+        self._access_writer = None if target is None else AccessWriter(target)
         self.app: ASGIApp = self._build_app(operator_routes(operator, self.admin_access.beside_api))
         own = self.admin_access.own
         self.admin_app: ASGIApp = build_admin_app(self.status.pages, own, operator_routes(operator, own))
 
     async def __aenter__(self) -> Self:
         stack = self._stack
+        await self._start_access_log()
         self.loop_watch.start()
         stack.callback(self.loop_watch.close)
         await self._start_index()
@@ -300,7 +306,20 @@ class Gateway:
             note_unread=self.metrics.count_unread,
             readings=self.readings,
         )
-        return build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
+        app: ASGIApp = build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
+        if self._settings.cors_origins:
+            app = Cors(app, self._settings.cors_origins)
+        return app if self._access_writer is None else AccessLog(app, self._access_writer)
+
+    async def _start_access_log(self) -> None:
+        writer = self._access_writer
+        if writer is None:
+            return
+        try:
+            await asyncio.to_thread(writer.start)
+        except OSError as error:
+            raise BadSettings(f"access_log: {error.strerror}") from None
+        self._stack.push_async_callback(asyncio.to_thread, writer.close)
 
     def _count_processes(self) -> int:
         return self.ledger.peers + 1
