@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -19,6 +20,7 @@ from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import RequestLimits
 from gateway.auth.exposure import find_admin_access
+from gateway.auth.secrets import find_secret
 from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
@@ -52,6 +54,7 @@ from gateway.telemetry.access import AccessLog, AccessWriter
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.trace import Tracer
 from gateway.tenancy import Tenancy, open_index
 from policies.rules import RelayRules
 
@@ -59,6 +62,7 @@ log = logging.getLogger(__name__)
 
 PRIVATE_REDIS_BYTES = 512 << 20
 PAGE_TIMEOUT_S = 2.0
+TRACE_TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
@@ -137,6 +141,12 @@ class Gateway:
         self.tenancy = Tenancy(
             settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self.pools.places
         )
+        self.tracer = Tracer(
+            redis.client("trace", TRACE_TIMEOUT_S),
+            find_secret(settings.auth),
+            None if settings.trace.file is None else Path(settings.trace.file),
+            settings.trace.most_rows,
+        )
         self.service = Router(
             models=model_facts(settings, self.served),
             pools=self.pools,
@@ -152,10 +162,17 @@ class Gateway:
             rng=random.Random(),
             note_use=self.tenancy.usage.note,
             sizes=self.sizes,
+            tracer=self.tracer,
         )
         self.explainer = Explainer(self.served, self.tenancy, self.service)
         self.passing = build_passing(
-            settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.admission
+            settings,
+            self.pools,
+            self.served,
+            self.timelines,
+            self.metrics,
+            self.tenancy.access.admission,
+            self.tracer,
         )
         self.status = self._make_status(redis)
         self.admin_access = find_admin_access(settings)
@@ -178,6 +195,8 @@ class Gateway:
         await self._start_index()
         await self.ledger.start()
         stack.push_async_callback(self.ledger.aclose)
+        await self.tracer.start()
+        stack.push_async_callback(self.tracer.aclose)
         await self.tenancy.start()
         stack.push_async_callback(self.tenancy.aclose)
         await self.live.start()

@@ -174,6 +174,10 @@ class EngineSettings(Section, frozen=True):
         str | None,
         Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),
     ] = None
+    chip: Annotated[
+        Annotated[str, Meta(pattern=r"^([1-9][0-9]{0,3}x)?\S+$")] | None,
+        Meta(description="What it runs on, like ``8xH200``; only ``pdd simulate --topology FILE`` wants to know."),
+    ] = None
 
 
 class LinkSettings(Section, frozen=True):

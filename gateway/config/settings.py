@@ -83,8 +83,8 @@ class AdminSettings(Section, frozen=True):
     listen: Annotated[
         Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$")] | None,
         Meta(
-            description="HOST:PORT of their own listener. null: they are on ``listen`` if that is loopback or there is "
-            "a key, and else nowhere."
+            description="HOST:PORT of their own listener. null: they are on ``listen`` if there is a key, or if that "
+            "is loopback and clients need none, and else nowhere."
         ),
     ] = None
     key_env: Annotated[
@@ -132,6 +132,18 @@ class AdmissionSettings(Section, frozen=True):
     deadline_s: Annotated[Positive, Meta(description="Longest wait, after which a request is refused with 503.")] = 30.0
 
 
+class TraceSettings(Section, frozen=True):
+    """Where the lines go that the rule `trace.record` asks for."""
+
+    file: Annotated[
+        str | None,
+        Meta(description="File that this process appends them to. null: a stream in Redis, of all processes."),
+    ] = None
+    most_rows: Annotated[
+        Count, Meta(description="Lines that are kept: the stream drops its oldest, a file that is full takes no more.")
+    ] = 200_000
+
+
 class Settings(Section, frozen=True):
     """The whole file."""
 
@@ -150,6 +162,7 @@ class Settings(Section, frozen=True):
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
     admin: AdminSettings = AdminSettings()
+    trace: TraceSettings = TraceSettings()
     tls: TlsSettings | None = None
     cors_origins: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^(\*|(?i:https?)://[^\s/?#]+)$")], ...],

@@ -14,6 +14,7 @@ from gateway.passthrough.servers import Servers
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.trace import Tracer
 
 
 def build_passing(
@@ -23,10 +24,11 @@ def build_passing(
     timelines: Timelines,
     metrics: Metrics,
     admission: AdmissionControl,
+    tracer: Tracer | None = None,
 ) -> PassthroughService:
     """Build it; nothing is asked yet. Raises BadSettings."""
     upstreams = [Upstream(_read_spec(upstream)) for upstream in settings.upstreams]
-    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, admission)
+    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, admission, tracer)
 
 
 def build_overflow(

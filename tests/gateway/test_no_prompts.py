@@ -111,6 +111,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                     for name, engine in engines.items()
                 ],
                 "auth": {"secret_env": "PDD_TEST_SECRET"},
+                "rules": {"trace": {"record": True}},
                 "canary_interval_s": 0,
             }
         )
