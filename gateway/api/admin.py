@@ -12,6 +12,7 @@ from starlette.routing import Route
 from gateway.auth.admin import AdminAuth
 from gateway.errors import GatewayError
 from gateway.http.routing import JSON
+from gateway.telemetry.siblings import METRICS, TIMELINE, Siblings, merge_pages
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -34,6 +35,8 @@ class Pages:
     """Return which rules are in force here, and what other processes say, as JSON values."""
     find_degraded: Callable[[], Sequence[str]] = field(default=list)
     """Return what is not as it should be though requests can be served, one line each."""
+    siblings: Siblings | None = None
+    """Other workers at the same address; what is shown is theirs, too."""
 
 
 def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
@@ -64,13 +67,19 @@ def admin_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
 
     async def show_metrics(request: Request) -> Response:
         page, content_type = pages.render_metrics()
+        if (siblings := pages.siblings) is not None:
+            page = merge_pages({siblings.number: page, **await siblings.ask(METRICS)})
         return Response(page, headers={"content-type": content_type})
 
     async def show_request(request: Request) -> Response:
-        timeline = pages.find_timeline(request.path_params["request_id"])
-        if timeline is None:
-            raise GatewayError(404, "No request with this id is remembered.", code="request_not_found")
-        return Response(msgspec.json.encode(timeline), media_type=JSON)
+        request_id = request.path_params["request_id"]
+        timeline = pages.find_timeline(request_id)
+        if timeline is not None:
+            return Response(msgspec.json.encode(timeline), media_type=JSON)
+        if pages.siblings is not None:
+            for theirs in (await pages.siblings.ask(TIMELINE + request_id)).values():
+                return Response(theirs, media_type=JSON)
+        raise GatewayError(404, "No request with this id is remembered.", code="request_not_found")
 
     async def show_rules(request: Request) -> Response:
         return Response(msgspec.json.encode(await pages.show_rules()), media_type=JSON)
