@@ -23,7 +23,7 @@ from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.siblings import METRICS, TIMELINE, Siblings
+from gateway.telemetry.siblings import METRICS, REQUESTS, TIMELINE, Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
 from gateway.text.model import ServedModel
@@ -58,18 +58,21 @@ class Status:
     def pages(self) -> Pages:
         """The operator's pages."""
         return Pages(
-            self.find_missing,
-            self.find_timeline,
-            self.render_metrics,
-            self.show_rules,
-            self.find_degraded,
-            self.siblings,
+            find_missing=self.find_missing,
+            find_timeline=self.find_timeline,
+            render_metrics=self.render_metrics,
+            show_rules=self.show_rules,
+            list_requests=self.list_requests,
+            find_degraded=self.find_degraded,
+            siblings=self.siblings,
         )
 
     def answer_sibling(self, question: str) -> bytes:
         """Tell another worker what only this one knows."""
         if question == METRICS:
             return self.render_metrics()[0]
+        if question.startswith(REQUESTS):
+            return msgspec.json.encode(self.list_requests(int(question.removeprefix(REQUESTS))))
         found = self.find_timeline(question.removeprefix(TIMELINE))
         return b"" if found is None else msgspec.json.encode(found)
 
@@ -102,6 +105,10 @@ class Status:
         if len(found) > 1:
             return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
         return found[0].as_dict() if found else None
+
+    def list_requests(self, most: int) -> list[Mapping[str, Any]]:
+        """Return the newest requests in short, newest first, as JSON values."""
+        return [timeline.in_short() for timeline in self.timelines.recent(most)]
 
     async def show_rules(self) -> Mapping[str, Any]:
         """Return which documents are in force here, and what other processes say, as JSON values."""
@@ -143,4 +150,4 @@ class Status:
 def _describe(instance: Instance) -> str:
     spec = instance.spec
     why = "draining" if instance.draining else instance.last_error
-    return f"{spec.model}: {spec.role} {spec.id} at {spec.url}: {why}"
+    return f"{spec.model}: {spec.role} {spec.id} at {spec.shown_url}: {why}"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.types import Sampling
-from gateway.api.fields import THINKING_BUDGET_FIELDS, is_structured, stop_strings
+from gateway.api.fields import STATELESS_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS, is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
 from gateway.auth.secrets import NO_SALTS, Salts
 from gateway.errors import GatewayError, bad_field
@@ -20,6 +20,14 @@ from policies.eligibility import RequestFeatures
 from policies.rules import Rules
 
 MOST_CHOICES = 128
+
+
+def rename(prepared: "PreparedRequest", prefix: str) -> "PreparedRequest":
+    """Return a request of one choice under a name as another API spells them."""
+    name = prefix + prepared.id.rpartition("-")[2]
+    return replace(
+        prepared, id=name, requests=tuple(replace(one, request_id=name, part_of=name) for one in prepared.requests)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +302,7 @@ def find_features(
         seeded=sampling.seed is not None,
         temperature=sampling.temperature,
         thinking_budget=not THINKING_BUDGET_FIELDS.isdisjoint(rest),
+        unknown_field=not rest.keys() <= STATELESS_FIELDS | STRUCTURED_FIELDS | THINKING_BUDGET_FIELDS,
         tools=isinstance(fields, ChatFields) and bool(fields.tools),
         logprobs=sampling.logprobs is not None,
         max_tokens=max_tokens,

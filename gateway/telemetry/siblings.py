@@ -12,8 +12,8 @@ from pathlib import Path
 ANSWER_S = 2.0
 MOST_QUESTION_BYTES = 4096
 METRICS = "metrics"
-TIMELINE = "timeline "
-"""Followed by the request's id."""
+TIMELINE, REQUESTS = "timeline ", "requests "
+"""Followed by a request's id, and by how many are wanted."""
 
 Answers = Callable[[str], bytes]
 """What a worker answers to a question of the others; nothing: it does not know."""

@@ -108,6 +108,13 @@ def take(cursor: Cursor, *texts: str) -> Steps[str | None]:
         yield
 
 
+def pass_over(cursor: Cursor, *texts: str) -> Steps[None]:
+    """Go past white space and one of the texts, where that comes next."""
+    at = cursor.at
+    if not (yield from skip_blanks(cursor)) or (yield from take(cursor, *texts)) is None:
+        cursor.at = at
+
+
 def follows(cursor: Cursor, at: int, *texts: str, or_end: bool = False) -> Steps[bool]:
     """Say whether one of the texts comes after white space from ``at`` on, or nothing more; reads nothing."""
     was, cursor.at = cursor.at, at

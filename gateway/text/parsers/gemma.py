@@ -2,7 +2,7 @@
 
 import re
 
-from gateway.text.parsers.cursor import Cursor, Marks, Steps, skip_blanks, take, take_name
+from gateway.text.parsers.cursor import Cursor, Marks, Steps, pass_over, skip_blanks, take, take_name
 from gateway.text.parsers.output import Call
 from gateway.text.parsers.schema import Tools, join_object, read_json, spell_value
 from gateway.text.parsers.tagged import ToolDialect
@@ -125,9 +125,7 @@ def gemma(opening: str, closing: str, quote: str) -> ToolDialect:
             arguments = notation.read()
         except Unreadable:
             return None
-        at = cursor.at
-        if not (yield from skip_blanks(cursor)) or not (yield from take(cursor, closing)):
-            cursor.at = at
+        yield from pass_over(cursor, closing)
         return [Call(name, arguments)]
 
     return ToolDialect({opening: read}, inner=(closing, quote))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 Rule = tuple[tuple[str, ...], str]
 
 TOOLS: Sequence[Rule] = (
-    (("<|channel|>", "<|constrain|>"), "openai"),
+    (("]<]minimax[>[",), "none"),
+    (("<|channel|>", "<|message|>"), "openai"),
     (("<|open|>call",), "kimi_k3"),
     (("<|tool_call_begin|>", "<|tool_call_argument_begin|>"), "kimi_k2"),
     (("<｜tool▁sep｜>", "```json"), "deepseek_v3"),
@@ -15,6 +16,7 @@ TOOLS: Sequence[Rule] = (
     (("｜DSML｜tool_calls",), "deepseek_v4"),
     (("<minimax:tool_call>",), "minimax_m2"),
     (("<arg_key>", "<arg_value>"), "glm45"),
+    (("<seed:tool_call>",), "seed_oss"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<|tool_call>", "call:"), "gemma4"),
@@ -24,10 +26,10 @@ TOOLS: Sequence[Rule] = (
     (("<|start_header_id|>", '\\"parameters\\": '), "llama3_json"),
     (("<tool_call>", "arguments"), "hermes"),
 )
-"""The first one whose words are all in the template."""
+"""The first one whose words are all in the template; none: calls in a spelling that looks like another one."""
 
 REASONING: Sequence[Rule] = (
-    (("<|channel|>", "<|constrain|>"), "openai_gptoss"),
+    (("<|channel|>", "<|message|>"), "openai_gptoss"),
     (("<|open|>think",), "kimi_k3"),
     (("<|channel>", "<channel|>"), "gemma4"),
     (("[THINK]",), "mistral"),

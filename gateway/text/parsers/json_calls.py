@@ -15,6 +15,7 @@ from gateway.text.parsers.cursor import (
     Marks,
     Steps,
     follows,
+    pass_over,
     skip_blanks,
     take,
     take_json,
@@ -101,13 +102,6 @@ def take_object(cursor: Cursor) -> Steps[str | None]:
 
 def one(call: Call | None) -> list[Call] | None:
     return None if call is None else [call]
-
-
-def pass_over(cursor: Cursor, *texts: str) -> Steps[None]:
-    """Go past white space and one of the texts, where that comes next."""
-    at = cursor.at
-    if not (yield from skip_blanks(cursor)) or (yield from take(cursor, *texts)) is None:
-        cursor.at = at
 
 
 def read_hermes(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:

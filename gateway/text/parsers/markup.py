@@ -14,6 +14,7 @@ from gateway.text.parsers.cursor import (
     Marks,
     Steps,
     follows,
+    pass_over,
     skip_blanks,
     take,
     take_name,
@@ -59,50 +60,49 @@ def trim_lines(value: str) -> str:
     return value.removeprefix("\n").removesuffix("\n")
 
 
-QWEN_VALUE = {
-    "</parameter>": ("<parameter=", "</function>", "</tool_call>"),
-    "\n<parameter=": (),
-    "\n</function>": ("</tool_call>", "<tool_call>", "<function="),
-}
+KEY = re.compile(r"[^>\n]*")
 
 
-def read_qwen_function(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:
-    """``<function=NAME>`` with ``<parameter=KEY>`` elements; the tags around it are left out at times."""
-    name = yield from take_name(cursor, NAME)
-    if not name or not (yield from take(cursor, ">")):
-        return None
-    arguments: list[tuple[str, str]] = []
-    while (yield from skip_blanks(cursor)):
-        tag = yield from take(cursor, "<parameter=", "</function>", "</tool_call>")
-        if tag == "<parameter=":
-            key = yield from take_name(cursor, re.compile(r"[^>\n]*"))
-            if not (yield from take(cursor, ">")):
-                return None
-            value = yield from take_value(cursor, QWEN_VALUE, or_end="\n</function>")
-            if value is None:
-                return None
-            arguments.append((key.strip(), trim_lines(value)))
-            continue
-        if tag is None:
+def functions(opening: str, closing: str) -> ToolDialect:
+    """``<function=NAME>`` with ``<parameter=KEY>`` elements, between two tags that are left out at times."""
+    closings = {
+        "</parameter>": ("<parameter=", "</function>", closing),
+        "\n<parameter=": (),
+        "\n</function>": (closing, opening, "<function="),
+    }
+
+    def read_function(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:
+        name = yield from take_name(cursor, NAME)
+        if not name or not (yield from take(cursor, ">")):
             return None
-        if tag == "</function>":
-            at = cursor.at
-            if not (yield from skip_blanks(cursor)) or not (yield from take(cursor, "</tool_call>")):
-                cursor.at = at
-        return [Call(name, tools.spell(name, arguments))]
-    return None
-
-
-def read_qwen_call(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:
-    """``<tool_call><function=NAME>...</function></tool_call>``."""
-    if not (yield from skip_blanks(cursor)) or not (yield from take(cursor, "<function=")):
+        arguments: list[tuple[str, str]] = []
+        while (yield from skip_blanks(cursor)):
+            tag = yield from take(cursor, "<parameter=", "</function>", closing)
+            if tag == "<parameter=":
+                key = yield from take_name(cursor, KEY)
+                closed = yield from take(cursor, ">")
+                value = (yield from take_value(cursor, closings, or_end="\n</function>")) if closed else None
+                if value is None:
+                    return None
+                arguments.append((key.strip(), trim_lines(value)))
+                continue
+            if tag is None:
+                return None
+            if tag == "</function>":
+                yield from pass_over(cursor, closing)
+            return [Call(name, tools.spell(name, arguments))]
         return None
-    return (yield from read_qwen_function(cursor, tools))
+
+    def read(cursor: Cursor, tools: Tools) -> Steps[list[Call] | None]:
+        if not (yield from skip_blanks(cursor)) or not (yield from take(cursor, "<function=")):
+            return None
+        return (yield from read_function(cursor, tools))
+
+    return ToolDialect({opening: read, "<function=": read_function}, trims=True, inner=(closing,))
 
 
-QWEN_XML = ToolDialect(
-    {"<tool_call>": read_qwen_call, "<function=": read_qwen_function}, trims=True, inner=("</tool_call>",)
-)
+QWEN_XML = functions("<tool_call>", "</tool_call>")
+SEED_OSS = functions("<seed:tool_call>", "</seed:tool_call>")
 
 GLM_VALUE = {"</arg_value>": ("<arg_key>", "</tool_call>"), "</tool_call>": ("<tool_call>",)}
 GLM_KEY = Marks(("</arg_key>", "</tool_call>"))

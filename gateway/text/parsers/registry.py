@@ -48,6 +48,7 @@ TOOL_PARSERS: Mapping[str, Callable[[str], ToolDialect] | ToolDialect] = {
     "qwen3_coder": markup.QWEN_XML,
     "qwen3_json": json_calls.HERMES,
     "qwen3_xml": markup.QWEN_XML,
+    "seed_oss": markup.SEED_OSS,
 }
 """How models write tool calls; Harmony's parser reads the whole message."""
 

@@ -193,6 +193,9 @@ async def check_both_serve(served: Served) -> None:
         counts = re.findall(r'^pdd_requests_total\{worker="(\d)",.* (\S+)$', page, re.MULTILINE)
         assert sum(float(count) for _, count in counts) == len(ids)
         busy = {worker for worker, _ in counts}
+    async with httpx.AsyncClient(base_url=served.url, timeout=10) as client:
+        listed = (await client.get("/admin/requests", params={"limit": 1000})).json()["requests"]
+    assert {one["request_id"] for one in listed} == set(ids)
     for request_id in ids:
         async with httpx.AsyncClient(base_url=served.url, timeout=10) as client:
             found = await client.get(f"/admin/requests/{request_id}")
