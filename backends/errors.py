@@ -8,6 +8,7 @@ BackendError
     IdsMissing        tokens were made whose ids never came: what this engine says cannot be continued elsewhere
   EngineTimeout       no token within the leg's time limits
   TransferFailed      a KV transfer cannot complete
+    KvWrongSize       the KV that is there is not that of the model: it would be of no use
 """
 
 
@@ -51,3 +52,7 @@ class EngineTimeout(BackendError):
 
 class TransferFailed(BackendError):
     """A KV transfer ended without all of its chunks."""
+
+
+class KvWrongSize(TransferFailed):
+    """The KV in the sending store has another size than the model's."""

@@ -24,6 +24,8 @@ class RequestFeatures:
     """None: not given, and engines then sample."""
     thinking_budget: bool = False
     """A bound on the tokens of the reasoning, which an engine counts over its own output."""
+    unknown_field: bool = False
+    """A field of which is not known whether engines keep a state for it."""
     tools: bool = False
     """Tools are offered, called or not."""
     logprobs: bool = False
@@ -39,6 +41,7 @@ UNSPLITTABLE: tuple[tuple[str, Test], ...] = (
     ("bad_words", lambda f: f.multi_token_bad_words),
     ("seeded_sampling", lambda f: f.seeded and f.temperature != 0),
     ("thinking_budget", lambda f: f.thinking_budget),
+    ("unknown_field", lambda f: f.unknown_field),
     ("single_token", lambda f: f.max_tokens == 1),
 )
 """Reason codes and their tests; the first that holds is the reason. repetition_penalty is absent on purpose: it counts

@@ -88,6 +88,7 @@ REASONS: Mapping[str, str] = {
     "bad_words": "Forbidden words of several tokens could pass at the joint.",
     "seeded_sampling": "The random generator's state would be lost at the joint.",
     "thinking_budget": "The count of reasoning tokens would be lost at the joint.",
+    "unknown_field": "A field is not known, and engines may keep a state for it.",
     "single_token": "P's token is the whole answer.",
     "splitting_off": "`splitting.enabled` is false.",
     "sampled": "`splitting.refuse` names answers with a temperature.",

@@ -326,15 +326,16 @@ Scorer = Callable[[Candidates], list[float]]
 
 
 def score_prefix(candidates: Candidates) -> list[float]:
-    """Share of the prompt in cache, faded where the instance is busier than the mean.
+    """Share of the prompt in cache, faded where the instance is busier than the least busy one.
 
-    So a hot prefix draws requests until its holder is one full batch busier than the others, and then spreads.
+    So a hot prefix draws requests until its holder is full while another is not, or half a batch busier than all
+    others, and then spreads. A mean would hold the holders themselves: one cold instance beside many would get nothing.
     """
     loads, prompt = candidates.loads, candidates.prompt_tokens
-    mean = sum(loads) / len(loads)
-    full = 1.0 + mean
+    least = min(loads)
+    full = max(1.0, least + 0.5)
     return [
-        reach / prompt if load <= mean else (reach / prompt * (full - load) if load < full else 0.0)
+        reach / prompt * (full - load) / (full - least) if load < full else 0.0
         for reach, load in zip(candidates.reach_tokens, loads, strict=True)
     ]
 

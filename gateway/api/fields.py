@@ -67,6 +67,24 @@ STRUCTURED_FIELDS = frozenset(
 THINKING_BUDGET_FIELDS = frozenset({"max_thinking_tokens", "thinking_budget", "thinking_token_budget"})
 """Bounds that an engine counts over its own output."""
 
+STATELESS_FIELDS = frozenset(
+    {
+        "allowed_token_ids",
+        "detokenize",
+        "early_stopping",
+        "include_reasoning",
+        "length_penalty",
+        "separate_reasoning",
+        "stream_reasoning",
+        "top_a",
+        "typical_p",
+    }
+)
+"""Fields that engines get as they are and that no engine remembers anything for from one token to the next.
+
+What stands neither here nor among those with a reason of their own is not known, so its answers are not split.
+"""
+
 LEAST_INT64, MOST_INT64 = -(1 << 63), (1 << 63) - 1
 MOST_LOGPROBS = 20
 MOST_STOP_STRINGS, MOST_STOP_CHARACTERS = 64, 8192

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from backends.types import Sampling
-from gateway.api.fields import THINKING_BUDGET_FIELDS, is_structured, stop_strings
+from gateway.api.fields import STATELESS_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS, is_structured, stop_strings
 from gateway.api.wire import ChatFields, GenerationFields
 from gateway.auth.secrets import NO_SALTS, Salts
 from gateway.errors import GatewayError, bad_field
@@ -294,6 +294,7 @@ def find_features(
         seeded=sampling.seed is not None,
         temperature=sampling.temperature,
         thinking_budget=not THINKING_BUDGET_FIELDS.isdisjoint(rest),
+        unknown_field=not rest.keys() <= STATELESS_FIELDS | STRUCTURED_FIELDS | THINKING_BUDGET_FIELDS,
         tools=isinstance(fields, ChatFields) and bool(fields.tools),
         logprobs=sampling.logprobs is not None,
         max_tokens=max_tokens,

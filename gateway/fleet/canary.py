@@ -168,6 +168,7 @@ async def _move(
         main_rank=_rank_of(decode),
         kv_shape=crossing.kv_shape,
         kv_groups=crossing.kv_groups,
+        checks_size=False,  # what the decode instance makes of it shall be seen
     )
     first_chunk = asyncio.timeout(crossing.first_chunk_s)
     try:

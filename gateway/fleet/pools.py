@@ -18,6 +18,7 @@ NEWEST_SHARE = 0.2
 QUARANTINE_FIRST_S = 0.5
 QUARANTINE_MOST_S = 15.0
 FAILURES_TO_QUARANTINE = 2
+MOST_BUSY_S = 60.0
 MOST_QUARANTINED = 0.5
 """Share of a role's instances."""
 
@@ -62,6 +63,8 @@ class Instance:
     draining: bool = False
     charges: Charges = field(default_factory=Charges)
     quarantined_until_s: float = 0.0
+    busy_until_s: float = 0.0
+    """When it wants to be asked again, as it said itself."""
     extend_tokens_per_s: float | None = None
     itl_s: float | None = None
     fingerprint: str = ""
@@ -144,7 +147,7 @@ class Instance:
 
     def usable(self, now_s: float) -> bool:
         """Whether new requests may go to it."""
-        return self.alive(now_s) and not self.draining
+        return self.alive(now_s) and not self.draining and now_s >= self.busy_until_s
 
     def is_apart(self, now_s: float) -> bool:
         """Whether it may share no answer with others, as nothing is known yet of its tokens and its KV."""
@@ -154,7 +157,7 @@ class Instance:
         """The immutable picture that policies see; the same one while nothing changes, as decisions ask very often."""
         seen = (
             self.reachable and now_s >= self.quarantined_until_s,
-            self.draining,
+            self.draining or now_s < self.busy_until_s,
             self.in_flight,
             self.load,
             self.capabilities,
@@ -176,7 +179,7 @@ class Instance:
             model=self.spec.model,
             region=self.spec.region,
             healthy=self.alive(now_s),
-            draining=self.draining,
+            draining=self.draining or now_s < self.busy_until_s,
             running=max(load.running, self.in_flight),
             waiting=load.waiting,
             kv_usage=load.kv_usage,
@@ -247,12 +250,22 @@ class Pools:
         if isinstance(error, EngineRejected):
             return
         if isinstance(error, EngineUnavailable) and error.retry_after_s is not None:
+            self._spare(instance, error.retry_after_s)
             return
         if isinstance(error, IdsMissing) and instance.capabilities is not None:
             instance.capabilities = replace(instance.capabilities, streams_token_ids=False)
         instance.last_error = str(error)
         for one in self._blame.note_failure(instance, instance.spec.role.value, culprit):
             self._judge(one)
+
+    def _spare(self, instance: Instance, retry_after_s: float) -> None:
+        """Give an instance no new requests until it wants some, if another one can take them meanwhile."""
+        now_s, spec = self.clock(), instance.spec
+        if any(
+            one.usable(now_s) and one.spec.role is spec.role and one is not instance
+            for one in self.of_model(spec.model)
+        ):
+            instance.busy_until_s = now_s + min(retry_after_s, MOST_BUSY_S)
 
     def _judge(self, instance: Instance) -> None:
         """Take an instance out, or let it in again, by what is held against it."""

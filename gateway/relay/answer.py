@@ -50,6 +50,9 @@ from gateway.relay.splice_events import (
 from gateway.relay.transfer import KvTransfer
 from gateway.relay.types import AnswerSink, Finish, Tokens
 
+UNKNOWN_WAIT_S = 1.0
+"""When to come back where no engine said."""
+
 
 class RelayAnswer:
     """See ``gateway.relay.types.Answer``."""
@@ -259,7 +262,9 @@ class RelayAnswer:
         elif self._splice.log:
             error = GatewayError(502, "no decode instance could go on with the answer", code="decode_lost")
         else:
-            error = GatewayError(503, "no engine instance can take the request", code="no_instance", retry_after_s=1.0)
+            wait_s = UNKNOWN_WAIT_S if self._legs.retry_after_s is None else self._legs.retry_after_s
+            message = "no engine instance can take the request"
+            error = GatewayError(503, message, code="no_instance", retry_after_s=wait_s)
         self._record.failed(error, cause)
         self._has_end = True
         self._outbox.end(error)

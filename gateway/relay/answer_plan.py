@@ -98,9 +98,12 @@ class AnswerOutcome:
             return None
         if self.trust.is_on_trial(link.route, model, is_salted=self.is_salted):
             return None
-        why = describe_size(token_bytes, self.sizes.of(model, given))
-        self.trust.note_odd_size(link.route, model, why, is_salted=self.is_salted)
-        return why
+        return describe_size(token_bytes, self.sizes.of(model, given))
+
+    def odd_size(self, why: str) -> None:
+        """The KV in P's store is not that of the model, so it was not moved."""
+        if self.link is not None:
+            self.trust.note_odd_size(self.link.route, self.request.model, why, is_salted=self.is_salted)
 
     def is_link_up(self) -> bool:
         """Whether the sending store can be asked now."""

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.errors import BackendError, EngineRejected, EngineTimeout
+from backends.errors import BackendError, EngineRejected, EngineTimeout, EngineUnavailable
 from backends.types import EngineFinish, LegRequest, LegUsage, Sampling
 from gateway.fleet.pools import Instance, Pools
 from gateway.relay.answer_plan import AnswerPlan
@@ -177,6 +177,8 @@ class Legs:
         self._prefill: asyncio.Task[None] | None = None
         self._on_prefill_told: Callable[[], None] | None = None
         self.last_failure: BackendError | None = None
+        self.retry_after_s: float | None = None
+        """The soonest that an engine which refused a leg wants to be asked again."""
         self.prefill_usage: LegUsage | None = None
 
     def start(self, start: StartLeg, emitted: Sequence[int]) -> None:
@@ -265,6 +267,8 @@ class Legs:
                 await self._read(start, instance, request)
         except BackendError as error:
             self.last_failure = error
+            if isinstance(error, EngineUnavailable) and error.retry_after_s is not None:
+                self.retry_after_s = min(error.retry_after_s, self.retry_after_s or error.retry_after_s)
             if isinstance(error, EngineTimeout):
                 self._timeouts.note_silence(instance)
             self._pools.report_failure(instance, error, self._plan.request.culprit)

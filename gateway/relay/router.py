@@ -216,6 +216,8 @@ class Router:
             kv_bytes_per_token=self.sizes.of(request.model, self.models[request.model].kv_bytes_per_token),
             kv_shape=self.models[request.model].kv_shape,
             kv_groups=self.models[request.model].kv_groups,
+            checks_size=link is None
+            or not self.trust.is_on_trial(link.route, request.model, is_salted=request.cache_salt is not None),
         )
 
     def _note_session(self, decision: Decision) -> None:

@@ -6,15 +6,11 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from backends.base import KvPath
-from backends.errors import TransferFailed
+from backends.errors import KvWrongSize, TransferFailed
 from backends.types import TransferPriority, TransferProgress, TransferRequest
 from gateway.relay.answer_plan import AnswerPlan
 from gateway.relay.record import Record
 from gateway.relay.splice_events import Event, KvFailed, KvReady, KvUnseen
-
-
-class _OddSize(Exception):
-    """The KV is not as large as it must be; the message says what is wrong."""
 
 
 class KvTransfer:
@@ -133,7 +129,8 @@ class KvTransfer:
             async with asyncio.timeout(None) as self._bound, aclosing(path.transfer(request)) as stream:
                 async for progress in stream:
                     self._note(progress)
-        except _OddSize as error:
+        except KvWrongSize as error:
+            self._outcome.odd_size(str(error))
             self._record.note("transfer_failed", why=str(error))
             self._feed(KvUnseen())
             return False
@@ -166,7 +163,7 @@ class KvTransfer:
             self._is_sized = True
             why = self._outcome.refuse_size(progress.chunk_bytes)
             if why is not None:
-                raise _OddSize(why)
+                raise KvWrongSize(why)
 
     def _await_first_chunk(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(self._first_chunk_s, self._judge_first_chunk)

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Literal
 
-from backends.errors import TransferFailed
+from backends.errors import KvWrongSize, TransferFailed
 from backends.types import PathTraits, TransferPriority, TransferProgress, TransferRequest
 from tests.fakes.gates import Watch
 
@@ -56,6 +56,10 @@ class FakeTransfer:
     def fail(self, message: str = "link lost") -> None:
         """Break the transfer."""
         self._steps.put_nowait(TransferFailed(message))
+
+    def refuse(self, message: str) -> None:
+        """Find KV of another size in the sending store."""
+        self._steps.put_nowait(KvWrongSize(message))
 
     def _now(self, state: Literal["open", "moving", "complete"]) -> TransferProgress:
         first_seen = self._has_chunks or self.chunks_done > 0

@@ -26,6 +26,7 @@ CASES = [
     (replace(PLAIN, seeded=True, temperature=None), "seeded_sampling"),
     (replace(PLAIN, seeded=True, temperature=0.0), None),
     (replace(PLAIN, thinking_budget=True), "thinking_budget"),
+    (replace(PLAIN, unknown_field=True), "unknown_field"),
     (replace(PLAIN, max_tokens=1), "single_token"),
     (replace(PLAIN, max_tokens=2), None),
     (replace(PLAIN, max_tokens=1, structured_output=True), "structured_output"),

@@ -118,10 +118,27 @@ HALF = instance("half", Role.P, running=4, waiting=1, max_running=10)
 FULL = instance("full", Role.P, running=10, max_running=10)
 
 
-def test_prefix_fades_where_load_is_above_the_mean() -> None:
-    """A cached prefix counts in full at or below the mean load, and less above it."""
+def test_prefix_fades_where_load_is_above_the_least() -> None:
+    """A cached prefix counts in full on the least busy one, and less above its load."""
     scores = SIGNALS["prefix"](candidates(IDLE, HALF, FULL, reach=(500, 1000, 1000)))
-    assert scores == pytest.approx([0.5, 1.0, 0.5])
+    assert scores == pytest.approx([0.5, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("holders", [1, 4, 16])
+@pytest.mark.parametrize("role", [Role.P, Role.MD])
+def test_a_cold_idle_instance_takes_its_share(role: Role, holders: int) -> None:
+    """Beside holders of a hot prefix, however many, a new instance fills with them: none runs above its batch."""
+    loads, places, rng = [0] * (holders + 1), 20, random.Random(1)
+    weights = PrefillWeights() if role is Role.P else MainWeights()
+    for _ in range(places * (holders + 1)):
+        views = [
+            instance(f"{'cold' if at == holders else at}", role, running=load, max_running=places)
+            for at, load in enumerate(loads)
+        ]
+        reach = (*(900 for _ in range(holders)), 0)
+        chosen, _ = place(role, pool(views, reach), weights, PlacementRules(), {}, rng)
+        loads[views.index(chosen)] += 1
+    assert loads[-1] >= places // 2 and max(loads) <= places * 3 // 2
 
 
 def test_prefix_counts_nothing_one_batch_above_the_mean() -> None:

@@ -78,6 +78,7 @@ GIVEN: dict[str, Callable[[], str | None]] = {
     "bad_words": lambda: ask_with(multi_token_bad_words=True),
     "seeded_sampling": lambda: ask_with(seeded=True, temperature=1.0),
     "thinking_budget": lambda: ask_with(thinking_budget=True),
+    "unknown_field": lambda: ask_with(unknown_field=True),
     "single_token": lambda: ask_with(max_tokens=1),
     "splitting_off": lambda: ask_with(enabled=False),
     "sampled": lambda: ask_with(("sampled",), temperature=1.0),

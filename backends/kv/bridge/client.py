@@ -11,9 +11,10 @@ from urllib.parse import quote
 import msgspec
 from msgspec import structs
 
-from backends.errors import BackendError, EngineBroken, EngineUnavailable, TransferFailed
+from backends.errors import BackendError, EngineBroken, EngineUnavailable, KvWrongSize, TransferFailed
 from backends.kv.bridge.keys import DIALECTS
 from backends.kv.bridge.types import (
+    WRONG_SIZE,
     DialectName,
     FoundKeys,
     KeySearch,
@@ -137,7 +138,9 @@ class BridgePath:
             windows = [None if tokens is None else -(-tokens // request.chunk_tokens) for tokens in request.kv_groups]
         if shape is not None:
             copies = max(1, world_size // shape.heads)  # each head is on so many ranks
-            chunk_bytes = shape.token_bytes * copies * request.chunk_tokens
+            if request.checks_size:
+                token_bytes = request.kv_bytes_per_token or shape.token_bytes
+                chunk_bytes = token_bytes * copies * request.chunk_tokens
         return TransferOrder(
             transfer_id=request.transfer_id,
             dialect=cast(DialectName, request.dialect),
@@ -229,6 +232,8 @@ async def _lines(response: Response) -> AsyncGenerator[TransferLine, None]:
 
 def _progress(line: TransferLine) -> TransferProgress:
     """The line as progress. Raises TransferFailed when it tells of failure."""
+    if line.error is not None and line.error.startswith(WRONG_SIZE):
+        raise KvWrongSize(f"bridge: {line.error}")
     if line.state not in ("open", "moving", "complete"):
         raise TransferFailed(f"bridge: {line.error or line.state}")
     return TransferProgress(

@@ -17,7 +17,7 @@ from backends.kv.bridge.resp import (
     StoreReply,
     WrongSize,
 )
-from backends.kv.bridge.types import ChunkId, Made
+from backends.kv.bridge.types import WRONG_SIZE, ChunkId, Made
 
 _FIRST_PAUSE_S = 0.05
 
@@ -256,7 +256,7 @@ async def _ask_shard_size(connection: StoreConnection, dialect_name: str, key: s
             return size if isinstance(size, int) and size > 0 else None
         metadata = await connection.send(b"GET", guard_key)
     except WrongSize as error:
-        raise ChunkRefused(f"wrong size: {error}") from None
+        raise ChunkRefused(f"{WRONG_SIZE}{error}") from None
     except CommandRefused as error:
         raise _refusal("sending", error) from None
     return _announced_bytes(bytes(metadata)) if isinstance(metadata, Buffer) else None
@@ -271,13 +271,13 @@ async def _ask_shard(connection: StoreConnection, dialect_name: str, key: str, s
         value = await value_reply
         guard = await guard_reply if guard_reply is not None else b""
     except WrongSize as error:
-        raise ChunkRefused(f"wrong size: {error}") from None
+        raise ChunkRefused(f"{WRONG_SIZE}{error}") from None
     except CommandRefused as error:
         raise _refusal("sending", error) from None
     if not isinstance(value, Buffer) or not isinstance(guard, Buffer):
         return None
     if guard_key is not None and _announced_bytes(bytes(guard)) != size_bytes:
-        raise ChunkRefused("wrong size: the chunk's metadata changed while it was read")
+        raise ChunkRefused(f"{WRONG_SIZE}the chunk's metadata changed while it was read")
     return Shard(bytes(guard), value)
 
 
@@ -285,7 +285,7 @@ def _announced_bytes(metadata: bytes) -> int:
     try:
         return guarded_size_bytes(metadata)
     except ValueError as error:
-        raise ChunkRefused(f"wrong size: {error}") from None
+        raise ChunkRefused(f"{WRONG_SIZE}{error}") from None
 
 
 def _refusal(which: str, error: CommandRefused) -> Exception:
@@ -319,7 +319,7 @@ def _is_present(chunk: ChunkId, replies: Iterable[StoreReply]) -> bool:
 def _check_size(which: str, size: int, wanted: int | None, *, is_exact: bool = False) -> None:
     if wanted is not None and abs(size - wanted) > (0 if is_exact else SIZE_TOLERANCE * wanted):
         raise ChunkRefused(
-            f"wrong size: the {which} store's chunk has {size} bytes, and the model's figures make {wanted}: "
+            f"{WRONG_SIZE}the {which} store's chunk has {size} bytes, and the model's figures make {wanted}: "
             "kv_bytes_per_token, the KV's dtype, the tokens of a chunk or the ranks are not as given"
         )
 

@@ -112,6 +112,8 @@ class BridgeCounts:
     stopped: int = 0
 
 
+WRONG_SIZE = "wrong size: "
+"""How the reason begins of a transfer whose chunks are not as large as they must be."""
 DialectName = Literal["lmcache", "lmcache-mp"]
 _Ranks = Annotated[int, msgspec.Meta(ge=1, le=255)]
 Named = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]

@@ -307,6 +307,8 @@ async def test_unread_fields(server: AppServer, generator: ScriptedGenerator) ->
         *(({name: "a+"}, "structured_output") for name in sorted(STRUCTURED_FIELDS)),
         *(({name: 100}, "thinking_budget") for name in sorted(THINKING_BUDGET_FIELDS)),
         ({"bad_words": ["quick brown"]}, "bad_words"),
+        ({"a_sampler_of_tomorrow": 0.5}, "unknown_field"),
+        ({"a_sampler_of_tomorrow": None, "allowed_token_ids": [1, 2]}, None),
         ({"max_tokens": 1}, "single_token"),
         ({"n": 2}, None),
         ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]}, "tools"),

@@ -15,7 +15,7 @@ from backends.errors import (
 )
 from backends.types import Capabilities, EngineLoad, LegRequest
 from gateway.fleet.blame import MOST_PROOFS, MOST_REQUESTS, Culprit
-from gateway.fleet.pools import QUARANTINE_FIRST_S, QUARANTINE_MOST_S, Instance, Pools
+from gateway.fleet.pools import MOST_BUSY_S, QUARANTINE_FIRST_S, QUARANTINE_MOST_S, Instance, Pools
 from policies.types import Role
 from tests.gateway.fleet.seams import MODEL, Clock, ScriptedEngine, build_instance
 
@@ -155,7 +155,21 @@ def test_refusals_never_count(pools: Pools, instance: Instance, clock: Clock) ->
         pools.report_failure(instance, EngineRejected(status, "no"))
         pools.report_failure(instance, EngineUnavailable("busy", retry_after_s=1.0))
     assert instance.failures == 0
-    assert instance.usable(clock())
+    assert instance.alive(clock())
+
+
+@pytest.mark.parametrize(("said_s", "spared_s"), [(5.0, 5.0), (0.0, 0.0), (3600.0, MOST_BUSY_S)])
+def test_a_busy_instance_gets_new_requests_when_it_wants_some(
+    pools: Pools, instance: Instance, clock: Clock, said_s: float, spared_s: float
+) -> None:
+    """An engine's own Retry-After keeps new requests away for as long, while another one can take them."""
+    pools.report_failure(instance, EngineUnavailable("busy", retry_after_s=said_s))
+    assert instance.alive(clock()) and instance.usable(clock()) is (spared_s == 0)
+    assert instance.view(clock()).draining is (spared_s > 0)
+    pools.report_failure(pools["p2"], EngineUnavailable("busy", retry_after_s=said_s))
+    assert pools["p2"].usable(clock())
+    clock.now_s += spared_s
+    assert instance.usable(clock()) and not instance.view(clock()).draining
 
 
 def test_refusals_do_not_forgive(pools: Pools, instance: Instance, clock: Clock) -> None:

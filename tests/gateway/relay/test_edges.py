@@ -291,3 +291,25 @@ async def test_an_adapter_that_breaks_ends_its_leg(id_: str, caplog: pytest.LogC
         assert ids_of(events)
         assert "ZeroDivisionError" in caplog.text
         await instance.engine.aclose()
+
+
+@pytest.mark.parametrize(("said", "expected_s"), [({"retry-after": "7"}, 7.0), ({}, 1.0)])
+async def test_an_engine_s_retry_after_reaches_the_client(said: dict[str, str], expected_s: float) -> None:
+    """Where every engine says when to come back the client is told the soonest; where none does, a second."""
+    async with open_stage({"relay": QUICK | {"max_attempts": 2}}) as stage:
+        for name, headers in (("p1", said), ("p2", {"retry-after": "30"} if said else {})):
+            stage.engines[name].script = Script(fault=Refuse(503, headers=headers))
+        with pytest.raises(GatewayError) as failed:
+            await read(stage.ask())
+        assert (failed.value.status, failed.value.retry_after_s) == (503, expected_s)
+
+
+async def test_new_requests_go_where_an_engine_wants_them() -> None:
+    """An engine that said when to come back gets no new request before, while its peer takes them."""
+    async with open_stage(ids=("p1", "p2", "rld1", "md1")) as stage:
+        stage.path.is_instant = True
+        stage.engines["p1"].script = Script(fault=Refuse(503, headers={"retry-after": "60"}))
+        for _ in range(6):
+            assert ids_of(await read(stage.ask())) == unsplit()
+        assert len(stage.engines["p1"].calls) <= 1 and len(stage.engines["p2"].calls) == 6
+        await stage.quiet()

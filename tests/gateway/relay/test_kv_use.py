@@ -311,6 +311,25 @@ async def test_kv_of_another_size_is_not_moved(caplog: pytest.LogCaptureFixture)
         assert (stage.ask().plan_name, stage.ask().plan_reason) == ("passthrough", "kv_unread")
 
 
+async def test_a_bridge_that_finds_another_size_counts_alike() -> None:
+    """A path that refuses KV of another size by itself is not asked again and again: the link is given up."""
+    async with open_stage(ONE_SHOT, ids=SMALL) as stage:
+        for number in range(STRIKES):
+            asked = stage.ask()
+            assert stage.service.trust.believes(("a", "b"), MODEL)
+            reading = asyncio.create_task(read(asked))
+            transfer = await stage.path.opened(number + 1)
+            assert transfer.request.checks_size
+            transfer.refuse("bridge: wrong size: the sending store's chunk has 2 bytes")
+            assert ids_of(await reading) == unsplit()
+            await stage.quiet()
+        (line,) = stage.service.trust.list_lost([("a", "b")])
+        assert "wrong size: the sending store's chunk has 2 bytes" in line
+        stage.service.trust.note_restart("b", MODEL)
+        await read(stage.ask())
+        assert not stage.path.transfers[-1].request.checks_size
+
+
 async def test_a_trial_that_is_used_shows_the_right_size() -> None:
     """A request that tries the link moves KV of whatever size; once MD has used it plans count with that."""
     async with open_stage(ONE_SHOT, ids=SMALL) as stage:

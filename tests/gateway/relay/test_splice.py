@@ -450,6 +450,7 @@ HANDOFFS = st.builds(
 PLANS = st.sampled_from([DIRECT, RELAY, FUSED, LONE, SINGULAR, PassThrough("md", "echo")])
 
 
+@pytest.mark.timeout(120)
 @settings(max_examples=400, deadline=None)
 @given(
     data=st.data(),

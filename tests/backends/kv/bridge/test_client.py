@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
-from backends.errors import BackendError, TransferFailed
+from backends.errors import BackendError, KvWrongSize, TransferFailed
 from backends.kv.bridge.client import BridgePath
 from backends.kv.bridge.keys import DIALECTS, KeyRequest
 from backends.kv.bridge.resp import StoreAddress
@@ -325,8 +325,23 @@ async def test_kv_of_another_size_than_the_model_s_is_refused(dest: int) -> None
             await region.a.set(key, bytes(2 * SHARD_BYTES))
         path = BridgePath(running.url, world_size=2, dest_world_size=dest)
         sizes = f"sending store's chunk has {2 * SHARD_BYTES} bytes, and the model's figures make {SHARD_BYTES}"
-        with pytest.raises(TransferFailed, match=sizes):
+        with pytest.raises(KvWrongSize, match=sizes):
             await read_all(path, wanted)
+        await path.aclose()
+
+
+async def test_a_size_that_is_known_better_is_moved() -> None:
+    """Where the order names another size, or none at all, that counts."""
+    async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
+        wanted, keys = of_ranks(1)
+        for key in keys:
+            await region.a.set(key, bytes(2 * SHARD_BYTES))
+        path = BridgePath(running.url, world_size=2)
+        unchecked = await read_all(path, replace(wanted, checks_size=False))
+        known = replace(wanted, transfer_id="u", kv_bytes_per_token=2 * SHAPE.token_bytes)
+        assert [unchecked[-1].state, (await read_all(path, known))[-1].state] == ["complete", "complete"]
+        with pytest.raises(KvWrongSize):
+            await read_all(path, replace(wanted, transfer_id="v"))
         await path.aclose()
 
 
