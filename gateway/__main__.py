@@ -5,6 +5,8 @@ import importlib
 import sys
 from typing import Any
 
+from gateway.version import VERSION
+
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "run the gateway"),
     "explain": ("gateway.cli.explain", "show what the gateway would do with a request, and why"),
@@ -17,6 +19,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "usage": ("gateway.cli.usage", "show what tenants have used"),
     "probe": ("gateway.cli.probe", "show what engines store, and whether KV can cross each link"),
     "profile": ("gateway.cli.profile", "measure an engine's prefill curve and find its valleys"),
+    "trace": ("gateway.cli.trace", "keep anonymous lines of requests, and export them for simulate and plan"),
+    "simulate": ("gateway.cli.simulate", "tell what a fleet would do with some traffic, in one region or two"),
+    "plan": ("gateway.cli.plan", "find the fleet for some traffic, and tell whether a second region pays"),
     "demo": ("gateway.demo.command", "run two regions on this machine and show what the relay does"),
     "bridge": ("backends.kv.bridge.command", "run the KV bridge of a receiving region"),
     "engine": ("backends.engines.reference.command", "run the reference engine"),
@@ -27,6 +32,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command; its exit status."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["--version"]:
+        print(f"pdd {VERSION}")
+        return 0
     if not argv or argv[0] not in COMMANDS:
         parser = argparse.ArgumentParser(prog="pdd", formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.description = "\n".join(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items())

@@ -1,5 +1,6 @@
 """Composition root: builds everything from the settings, starts it, and ends it in reverse."""
 
+import asyncio
 import logging
 import random
 import time
@@ -7,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -18,6 +20,7 @@ from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import RequestLimits
 from gateway.auth.exposure import find_admin_access
+from gateway.auth.secrets import find_secret
 from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
@@ -33,6 +36,7 @@ from gateway.fleet.ledger import Ledger
 from gateway.fleet.pools import Instance
 from gateway.fleet.reading import Readings
 from gateway.fleet.topology import TOPOLOGY, LiveTopology
+from gateway.http.cors import Cors
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
 from gateway.operator.explain import Explainer
@@ -46,9 +50,11 @@ from gateway.relay.align import Aligner
 from gateway.relay.router import Router
 from gateway.status import Status
 from gateway.tasks import TaskSet, run_every
+from gateway.telemetry.access import AccessLog, AccessWriter
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.trace import Tracer
 from gateway.tenancy import Tenancy, open_index
 from policies.rules import RelayRules
 
@@ -56,6 +62,7 @@ log = logging.getLogger(__name__)
 
 PRIVATE_REDIS_BYTES = 512 << 20
 PAGE_TIMEOUT_S = 2.0
+TRACE_TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
@@ -134,6 +141,12 @@ class Gateway:
         self.tenancy = Tenancy(
             settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self.pools.places
         )
+        self.tracer = Tracer(
+            redis.client("trace", TRACE_TIMEOUT_S),
+            find_secret(settings.auth),
+            None if settings.trace.file is None else Path(settings.trace.file),
+            settings.trace.most_rows,
+        )
         self.service = Router(
             models=model_facts(settings, self.served),
             pools=self.pools,
@@ -149,10 +162,17 @@ class Gateway:
             rng=random.Random(),
             note_use=self.tenancy.usage.note,
             sizes=self.sizes,
+            tracer=self.tracer,
         )
         self.explainer = Explainer(self.served, self.tenancy, self.service)
         self.passing = build_passing(
-            settings, self.pools, self.served, self.timelines, self.metrics, self.tenancy.access.admission
+            settings,
+            self.pools,
+            self.served,
+            self.timelines,
+            self.metrics,
+            self.tenancy.access.admission,
+            self.tracer,
         )
         self.status = self._make_status(redis)
         self.admin_access = find_admin_access(settings)
@@ -161,17 +181,22 @@ class Gateway:
             self.status, self.service, redis.client("page", PAGE_TIMEOUT_S), version("pdd-gateway")
         )
         operator = self._make_operator()
+        target = settings.access_log
+        self._access_writer = None if target is None else AccessWriter(target)
         self.app: ASGIApp = self._build_app(operator_routes(operator, self.admin_access.beside_api))
         own = self.admin_access.own
         self.admin_app: ASGIApp = build_admin_app(self.status.pages, own, operator_routes(operator, own))
 
     async def __aenter__(self) -> Self:
         stack = self._stack
+        await self._start_access_log()
         self.loop_watch.start()
         stack.callback(self.loop_watch.close)
         await self._start_index()
         await self.ledger.start()
         stack.push_async_callback(self.ledger.aclose)
+        await self.tracer.start()
+        stack.push_async_callback(self.tracer.aclose)
         await self.tenancy.start()
         stack.push_async_callback(self.tenancy.aclose)
         await self.live.start()
@@ -281,7 +306,20 @@ class Gateway:
             note_unread=self.metrics.count_unread,
             readings=self.readings,
         )
-        return build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
+        app: ASGIApp = build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
+        if self._settings.cors_origins:
+            app = Cors(app, self._settings.cors_origins)
+        return app if self._access_writer is None else AccessLog(app, self._access_writer)
+
+    async def _start_access_log(self) -> None:
+        writer = self._access_writer
+        if writer is None:
+            return
+        try:
+            await asyncio.to_thread(writer.start)
+        except OSError as error:
+            raise BadSettings(f"access_log: {error.strerror}") from None
+        self._stack.push_async_callback(asyncio.to_thread, writer.close)
 
     def _count_processes(self) -> int:
         return self.ledger.peers + 1

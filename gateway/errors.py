@@ -1,6 +1,8 @@
 """Why a request fails, as its client is told: one class, raised at any depth, and its way to HTTP in OpenAI's shape."""
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -96,9 +98,22 @@ def error_headers(error: GatewayError) -> dict[str, str]:
     return headers
 
 
-def error_messages(error: GatewayError, headers: RawHeaders) -> tuple[dict[str, Any], dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """How an API tells errors: as a JSON body, and as the last event of a stream."""
+
+    spell_body: Callable[[GatewayError], bytes] = encode_error
+    spell_event: Callable[[GatewayError], bytes] = lambda error: b"data: " + encode_error(error) + b"\n\n"
+
+
+OPENAI_ERRORS = ErrorShape()
+
+
+def error_messages(
+    error: GatewayError, headers: RawHeaders, shape: ErrorShape = OPENAI_ERRORS
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the two ASGI messages that answer a request with the error."""
-    body = encode_error(error)
+    body = shape.spell_body(error)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     lines += [(name.encode(), value.encode("latin-1")) for name, value in error_headers(error).items()]
     return (

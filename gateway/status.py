@@ -54,7 +54,14 @@ class Status:
     @property
     def pages(self) -> Pages:
         """The operator's pages."""
-        return Pages(self.find_missing, self.find_timeline, self.render_metrics, self.show_rules, self.find_degraded)
+        return Pages(
+            find_missing=self.find_missing,
+            find_timeline=self.find_timeline,
+            render_metrics=self.render_metrics,
+            show_rules=self.show_rules,
+            list_requests=self.list_requests,
+            find_degraded=self.find_degraded,
+        )
 
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
@@ -85,6 +92,10 @@ class Status:
         if len(found) > 1:
             return {"request_id": request_id, "choices": [timeline.as_dict() for timeline in found]}
         return found[0].as_dict() if found else None
+
+    def list_requests(self, most: int) -> list[Mapping[str, Any]]:
+        """Return the newest requests in short, newest first, as JSON values."""
+        return [timeline.in_short() for timeline in self.timelines.recent(most)]
 
     async def show_rules(self) -> Mapping[str, Any]:
         """Return which documents are in force here, and what other processes say, as JSON values."""
@@ -126,4 +137,4 @@ class Status:
 def _describe(instance: Instance) -> str:
     spec = instance.spec
     why = "draining" if instance.draining else instance.last_error
-    return f"{spec.model}: {spec.role} {spec.id} at {spec.url}: {why}"
+    return f"{spec.model}: {spec.role} {spec.id} at {spec.shown_url}: {why}"

@@ -57,7 +57,7 @@ REASONS: Mapping[str, str] = {
     "under_one_chunk": "The prompt has no full KV chunk that could cross.",
     "nothing_to_move": "MD's side has all KV of the prompt that could cross.",
     "short_transfer": "Even the whole prompt's KV crosses within `direct_wan_bound_s`.",
-    "hit_within_bound": "The KV that MD lacks crosses within `direct_wan_bound_s`.",
+    "hit_within_bound": "The KV that MD lacks is there within `direct_wan_bound_s` of P's end.",
     "hit_unknown": "Nobody knows what MD has cached, so how long it would take is unknown, too.",
     "same_region": "P and MD stand in one region: no KV crosses.",
     "region_pinned": "The tenant's regions have no MD: an RLD takes its place.",

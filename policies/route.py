@@ -26,7 +26,7 @@ from policies.plans import Decision, Direct, PassThrough, Relay, Singular
 from policies.rules import Rules
 from policies.singular import refuse_singular, relay_time_s
 from policies.types import Estimate, Facts, InstanceView, LinkView, Rng, Role, Snapshot
-from policies.wan import estimate_transfer
+from policies.wan import estimate_transfer, wait_after_prefill_s
 from policies.where import Where
 
 LOUD_REFUSALS = {"misaligned": "singular_misaligned", "budget_spent": "singular_budget_spent"}
@@ -65,7 +65,10 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
         return direct("ids_missing", classic=True)
     if estimate is None or link is None:
         return direct("region_pinned" if case.stands_in else "same_region")
-    reason = _direct_reason(estimate, rules)
+    wait_s = estimate.total_s
+    if link.overlaps_prefill:
+        wait_s = wait_after_prefill_s(estimate, facts.prompt_tokens, prefill, facts.hits.get(prefill.id))
+    reason = _direct_reason(estimate, wait_s, rules)
     if reason is not None:
         return direct(reason)
     fused = may_fuse(prefill, link, rules)
@@ -84,8 +87,8 @@ def _plan(case: Case, prefill: InstanceView, main: InstanceView, link: LinkView 
     return case.decide(Relay(prefill.id, relay.id, main.id, reason, route, fused=fused, lends=lends), estimate)
 
 
-def _direct_reason(estimate: Estimate, rules: Rules) -> str | None:
-    """Say why no relay is needed or wanted; None: the KV would come too late."""
+def _direct_reason(estimate: Estimate, wait_s: float | None, rules: Rules) -> str | None:
+    """Say why no relay is needed or wanted; None: the KV would come too late. ``wait_s``: for it, after P's end."""
     if estimate.worst_s == 0:
         return "under_one_chunk"
     if estimate.missing_tokens == 0:
@@ -97,9 +100,9 @@ def _direct_reason(estimate: Estimate, rules: Rules) -> str | None:
     bound_s = _gap_bound_s(rules)
     if estimate.worst_s <= bound_s:
         return "short_transfer"
-    if estimate.total_s is None:
+    if wait_s is None:
         return "hit_unknown"
-    return "hit_within_bound" if estimate.total_s <= bound_s else None
+    return "hit_within_bound" if wait_s <= bound_s else None
 
 
 def _gap_bound_s(rules: Rules) -> float:

@@ -14,7 +14,15 @@ from msgspec import Meta
 
 from policies.placement_rules import PlacementRules
 from policies.section import AT, Name, Seconds, Section, Share, add_choices
-from policies.tenant_rules import CacheRules, ClientFieldRules, LimitRules, ModelRules, OverflowRules, SplittingRules
+from policies.tenant_rules import (
+    CacheRules,
+    ClientFieldRules,
+    LimitRules,
+    ModelRules,
+    OverflowRules,
+    SplittingRules,
+    TraceRules,
+)
 
 Pipeline = Literal["direct", "relay"]
 
@@ -276,6 +284,7 @@ class Rules(Section, frozen=True):
             "caches and instances. Always so where no keys are asked for."
         ),
     ] = False
+    trace: TraceRules = TraceRules()
     splitting: SplittingRules = SplittingRules()
     overflow: OverflowRules = OverflowRules()
     pipelines: Annotated[
@@ -291,7 +300,8 @@ class Rules(Section, frozen=True):
         Meta(
             ge=0,
             le=3600,
-            description="Direct when the KV that MD lacks is there within this time. 0: only when nothing crosses.",
+            description="Direct when the KV that MD lacks is there within this time after P's end. "
+            "0: only when nothing crosses.",
         ),
     ] = 0.5
     direct_classic: Annotated[

@@ -49,6 +49,18 @@ class CacheRules(Section, frozen=True):
     ] = None
 
 
+class TraceRules(Section, frozen=True):
+    """Whether requests are kept as anonymous lines, for ``pdd simulate`` and ``pdd plan``."""
+
+    record: Annotated[
+        bool,
+        Meta(
+            description="True: each request leaves a line with its time, lengths, plan, waits and the keyed hashes of "
+            "its prompt's blocks, its tenant and its session; no token and no text. See `trace` in the settings."
+        ),
+    ] = False
+
+
 class ClientFieldRules(Section, frozen=True):
     """What becomes of fields that clients have no business to set."""
 

@@ -10,7 +10,7 @@ only lets new transfers go first, and is no part of a link's queue here.
 import math
 from collections.abc import Iterable
 
-from policies.types import Estimate, Hit, LinkView, Snapshot
+from policies.types import Estimate, Hit, InstanceView, LinkView, Snapshot
 
 
 def missing_tokens(prompt_tokens: int, reach_tokens: int, chunk_tokens: int) -> int:
@@ -42,6 +42,23 @@ def bytes_ahead(wan_bytes: int, link: LinkView) -> int:
     if link.open_transfers is None or not link.reports_progress:
         return link.queued_bytes
     return min(link.queued_bytes, link.open_transfers * wan_bytes)
+
+
+def wait_after_prefill_s(
+    estimate: Estimate, prompt_tokens: int, prefill: InstanceView, hit: Hit | None
+) -> float | None:
+    """Seconds from P's end until MD has the KV; None: unknown. ``hit``: P's.
+
+    While P computes, the line is cleared of what is queued, and what P has cached and MD lacks crosses. The KV that P
+    computes is all still to come: of most prompts that is one chunk, which P stores when it has ended.
+    """
+    if estimate.total_s is None or estimate.missing_tokens is None or estimate.transfer_s is None:
+        return None
+    if prefill.curve is None or hit is None or estimate.queue_s is None or not estimate.missing_tokens:
+        return estimate.total_s
+    uncached = max(1, prompt_tokens - hit.reach_tokens)
+    early_s = estimate.transfer_s * max(0, estimate.missing_tokens - uncached) / estimate.missing_tokens
+    return max(0.0, estimate.total_s - min(prefill.curve.at(uncached), estimate.queue_s + early_s))
 
 
 def estimate_transfer(prompt_tokens: int, hit: Hit | None, link: LinkView, snapshot: Snapshot) -> Estimate:

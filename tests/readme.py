@@ -13,6 +13,7 @@ import msgspec
 from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
+from gateway.api.fates import FATES, MEANINGS
 from gateway.config.settings import Settings
 from gateway.index.metered import MeteredIndex
 from gateway.limits.usage import UsageMeter
@@ -28,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLES: dict[str, tuple[str, ...]] = {
     "README.md": (),
     "CONTRIBUTING.md": (),
-    "gateway/README.md": ("settings", "commands", "metrics"),
+    "gateway/README.md": ("settings", "commands", "fields", "metrics"),
     "backends/README.md": ("compatibility",),
     "policies/README.md": ("reasons", "rules"),
     "docker/README.md": (),
@@ -129,6 +130,12 @@ def verb_rows(name: str, parser: argparse.ArgumentParser) -> list[str]:
     ]
 
 
+def field_rows() -> list[str]:
+    """One row for each fate of a request's fields."""
+    names = {fate: [f"`{name}`" for name in sorted(FATES) if FATES[name] == fate] for fate in MEANINGS}
+    return [f"| {fate}: {text} | {', '.join(names[fate])} |" for fate, text in MEANINGS.items()]
+
+
 def compatibility_rows() -> list[str]:
     """One row for each combination of what engines and links may be."""
     rows = []
@@ -148,6 +155,7 @@ def tables() -> dict[str, list[str]]:
         "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(RuleDocument)],
         "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
         "reasons": ["| reason | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in REASONS.items())],
+        "fields": ["| what becomes of it | fields |", "|---|---|", *field_rows()],
         "compatibility": [
             "| family | ranks, P -> MD | KV | connector | path | | by |",
             "|---|---|---|---|---|---|---|",

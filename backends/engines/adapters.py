@@ -22,12 +22,12 @@ GROUP = "pdd_gateway.engines"
 class EngineSpec:
     """What an adapter is built from: one entry of ``engines`` in the settings.
 
-    ``url`` is the engine's base URL, ``api_key`` the engine's own key (never a client's), ``options`` what the settings
-    hold for this adapter.
+    ``url`` is the root of the engine's API, credentials included, ``api_key`` the engine's own key (never a client's),
+    ``options`` what the settings hold for this adapter.
     """
 
     id: str
-    url: str
+    url: str = field(repr=False)
     api_key: str | None = field(default=None, repr=False)
     options: Mapping[str, Any] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from backends.errors import EngineBroken, EngineUnavailable
+from backends.transport.address import basic_auth, without_credentials
 from backends.transport.connection import HttpConnection
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -64,7 +65,10 @@ class Response:
 
 
 class HttpOrigin:
-    """Connections to one ``http`` or ``https`` origin. ``headers`` go out with each request."""
+    """Connections to one ``http`` or ``https`` origin. ``headers`` go out with each request.
+
+    Credentials in the URL go out as Basic auth, unless ``headers`` have others.
+    """
 
     def __init__(
         self,
@@ -76,13 +80,16 @@ class HttpOrigin:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not an http or https URL: {url!r}")
+            raise ValueError(f"not an http or https URL: {without_credentials(url)!r}")
         self._host = parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._path = parts.path.rstrip("/")
         self._ssl = (ssl_context or ssl.create_default_context()) if parts.scheme == "https" else None
         self._connect_timeout_s = connect_timeout_s
-        self._head = _header_lines({"Host": parts.netloc.rpartition("@")[2], "Accept": "*/*", **(headers or {})})
+        known = {"Host": parts.netloc.rpartition("@")[2], "Accept": "*/*"}
+        if (auth := basic_auth(url)) is not None:
+            known["Authorization"] = auth
+        self._head = _header_lines({**known, **(headers or {})})
         self._idle: deque[HttpConnection] = deque()
         self._all: set[HttpConnection] = set()
 

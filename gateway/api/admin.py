@@ -12,6 +12,9 @@ from starlette.routing import Route
 from gateway.auth.admin import AdminAuth
 from gateway.errors import GatewayError
 from gateway.http.routing import JSON
+from gateway.version import VERSION
+
+USUAL_REQUESTS, MOST_REQUESTS = 50, 1000
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -32,6 +35,8 @@ class Pages:
     """Return the metrics page and its content type."""
     show_rules: Callable[[], Awaitable[Mapping[str, Any]]] = field(default=_show_nothing)
     """Return which rules are in force here, and what other processes say, as JSON values."""
+    list_requests: Callable[[int], Sequence[Mapping[str, Any]]] = field(default=lambda most: [])
+    """Return the newest requests in short, newest first, as JSON values."""
     find_degraded: Callable[[], Sequence[str]] = field(default=list)
     """Return what is not as it should be though requests can be served, one line each."""
 
@@ -41,6 +46,9 @@ def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
 
     async def show_health(request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type=JSON)
+
+    async def show_version(request: Request) -> Response:
+        return Response(msgspec.json.encode({"version": VERSION}), media_type=JSON)
 
     async def show_ready(request: Request) -> Response:
         missing = list(pages.find_missing())
@@ -54,6 +62,7 @@ def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
     return [
         Route("/health", show_health, methods=["GET"]),
         Route("/ready", show_ready, methods=["GET"]),
+        Route("/version", show_version, methods=["GET"]),
     ]
 
 
@@ -72,6 +81,12 @@ def admin_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
             raise GatewayError(404, "No request with this id is remembered.", code="request_not_found")
         return Response(msgspec.json.encode(timeline), media_type=JSON)
 
+    async def show_requests(request: Request) -> Response:
+        asked = request.query_params.get("limit", str(USUAL_REQUESTS))
+        if not asked.isdecimal() or not 1 <= int(asked[:9]) <= MOST_REQUESTS:
+            raise GatewayError(400, f"limit must be from 1 to {MOST_REQUESTS}.", code="invalid_value", param="limit")
+        return Response(msgspec.json.encode({"requests": pages.list_requests(int(asked))}), media_type=JSON)
+
     async def show_rules(request: Request) -> Response:
         return Response(msgspec.json.encode(await pages.show_rules()), media_type=JSON)
 
@@ -84,6 +99,7 @@ def admin_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
 
     return [
         Route("/metrics", behind(show_metrics), methods=["GET"]),
+        Route("/admin/requests", behind(show_requests), methods=["GET"]),
         Route("/admin/requests/{request_id}", behind(show_request), methods=["GET"]),
         Route("/admin/rules", behind(show_rules), methods=["GET"]),
     ]

@@ -11,11 +11,18 @@ from starlette.routing import Route
 
 from gateway.api.admin import Pages, admin_routes, probe_routes
 from gateway.api.chat import prepare_chat
-from gateway.api.choices import AnswerFormat, ChatFormat, CompletionFormat
+from gateway.api.choices import ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
-from gateway.api.endpoint import Access, GenerationEndpoint, Prepare, RequestLimits
+from gateway.api.count_tokens import PATH as COUNT_PATH
+from gateway.api.count_tokens import CountTokensEndpoint
+from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, RequestLimits
+from gateway.api.messages import prepare_messages, translate_messages
+from gateway.api.messages_answer import MessagesShape
 from gateway.api.models import Models
 from gateway.api.outside import OverflowAnswers, Passthrough
+from gateway.api.respond import OpenAiShape
+from gateway.api.responses import prepare_response, translate_response
+from gateway.api.responses_answer import ResponsesShape
 from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
 from gateway.fleet.reading import Readings
@@ -23,6 +30,11 @@ from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
 from policies.tenant_rules import ModelRules
+
+CHAT = GenerationApi("/v1/chat/completions", prepare_chat, OpenAiShape(ChatFormat()))
+COMPLETIONS = GenerationApi("/v1/completions", prepare_completion, OpenAiShape(CompletionFormat()))
+MESSAGES = GenerationApi("/v1/messages", prepare_messages, MessagesShape(), translate_messages)
+RESPONSES = GenerationApi("/v1/responses", prepare_response, ResponsesShape(), translate_response)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +65,17 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     passed = state.passing.models if state.passing else tuple
     models = Models(state.models, state.created, passed, state.note_unread, state.readings)
 
-    def endpoint(path: str, prepare: Prepare, form: AnswerFormat, overflow: OverflowAnswers | None = None) -> Route:
-        served = GenerationEndpoint(
-            prepare, form, models, state.generator, state.access, state.limits, path, state.passing, overflow
-        )
-        return Route(path, served, methods=["POST"])
+    def endpoint(api: GenerationApi, overflow: OverflowAnswers | None = None) -> Route:
+        served = GenerationEndpoint(api, models, state.generator, state.access, state.limits, state.passing, overflow)
+        return Route(api.path, served, methods=["POST"])
 
     return assemble(
         [
-            endpoint("/v1/chat/completions", prepare_chat, ChatFormat(), state.overflow),
-            endpoint("/v1/completions", prepare_completion, CompletionFormat()),
+            endpoint(CHAT, state.overflow),
+            endpoint(COMPLETIONS),
+            endpoint(MESSAGES),
+            endpoint(RESPONSES),
+            Route(COUNT_PATH, CountTokensEndpoint(models, state.access, state.limits, state.passing), methods=["POST"]),
             *model_routes(models, state),
             *probe_routes(state.pages, state.admin_auth),
             *admin_routes(state.pages, state.admin_auth),

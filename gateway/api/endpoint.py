@@ -17,23 +17,25 @@ from starlette.types import Message, Receive, Scope, Send
 
 from backends.engines.external import ExternalUsage
 from gateway import errors
-from gateway.api.choices import AnswerFormat, Choice, count_cached
+from gateway.api.choices import Choice, count_cached
 from gateway.api.fields import check_beside, without_internal
 from gateway.api.media import has_media
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import AnswerBroken, Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
-from gateway.api.respond import StreamWriter, write_stream, write_whole
+from gateway.api.respond import AnswerShape, write_stream, write_whole
 from gateway.auth.identify import Identify
 from gateway.auth.secrets import Salts
-from gateway.errors import GatewayError, encode_error, error_messages
+from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, error_messages
 from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.http.client import Client, Clients, ShuttingDown
 from gateway.http.edge import cut_connection
+from gateway.http.encodings import unpack_body
 from gateway.limits.admission import RANKS, Admission, AdmissionControl
 from gateway.limits.bodies import HeldBytes
 from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
+from gateway.telemetry.access import TENANT
 from policies.rules import BadRules, Rules, ask_plan
 
 INLINE_BODY_BYTES = 256 << 10
@@ -109,9 +111,10 @@ class ErrorReply:
 
     send: Send
     request_id: str
+    shape: ErrorShape = OPENAI_ERRORS
 
     async def fail(self, error: GatewayError) -> None:
-        for message in error_messages(error, [(b"x-request-id", self.request_id.encode())]):
+        for message in error_messages(error, [(b"x-request-id", self.request_id.encode())], self.shape):
             await self.send(message)
 
 
@@ -135,20 +138,22 @@ async def serve_request(
     access: Access,
     limits: RequestLimits,
     answer: Callable[[ReceivedRequest], Awaitable[None]],
+    shape: ErrorShape = OPENAI_ERRORS,
 ) -> None:
-    """Take a request, let ``answer`` serve it to its end, and tell the client what it raises.
+    """Take a request, let ``answer`` serve it to its end, and tell the client what it raises, in the API's ``shape``.
 
     ``answer`` may raise GatewayError while nothing was sent, and AnswerBroken after that.
     """
-    reply = ErrorReply(send, f"req-{uuid.uuid4().hex}")
+    reply = ErrorReply(send, f"req-{uuid.uuid4().hex}", shape)
     client = Client(receive, reply.send, limits.write_timeout_s)
     try:
         if access.clients.is_over:
             raise shutting_down()
         connection = HTTPConnection(scope)
-        tenant = access.identify(connection)
+        tenant = scope[TENANT] = access.identify(connection)
         with access.admission.visit(tenant, access.rules_of(tenant, reply.request_id)) as held:
             body = await read_body(scope, receive, limits.body_bytes, limits.body_timeout_s, held.grow)
+            body = await unpack_body(scope, body, limits.body_bytes, held.grow)
             if access.clients.is_over:
                 # The cut came before there was a client to tell of it.
                 raise shutting_down()
@@ -179,7 +184,7 @@ async def break_off(scope: Scope, client: Client, reply: ErrorReply) -> None:
                 await reply.fail(error)
             elif not client.is_complete and _is_event_stream(opening):
                 # A passed answer may have been cut within an event.
-                last_event = b"\n\ndata: " + encode_error(error) + b"\n\n"
+                last_event = b"\n\n" + reply.shape.spell_event(error)
                 await reply.send({"type": "http.response.body", "body": last_event, "more_body": False})
             elif not client.is_complete:
                 cut_connection(scope)
@@ -198,6 +203,28 @@ async def parse(body: bytes) -> JsonObject:
 
 
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[PreparedRequest]]
+
+
+def as_it_is(value: JsonObject) -> JsonObject:
+    """Return a body that needs no translation."""
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationApi:
+    """One of the APIs that generate. ``translate``: of its bodies, into what ``prepare`` reads. Raises GatewayError."""
+
+    path: str
+    prepare: Prepare
+    shape: AnswerShape
+    translate: Callable[[JsonObject], JsonObject] = as_it_is
+
+
+def find_session(value: JsonObject) -> str | None:
+    """Return the client's name for the conversation, where it gives one."""
+    metadata = value.get("metadata")
+    found = value.get("prompt_cache_key") or (metadata.get("user_id") if isinstance(metadata, dict) else None)
+    return found if isinstance(found, str) else None
 
 
 @dataclass(slots=True)
@@ -247,25 +274,21 @@ class RunningRequest:
 
 
 class GenerationEndpoint:
-    """One of ``/v1/chat/completions`` and ``/v1/completions``."""
+    """The endpoint of one API."""
 
     def __init__(
         self,
-        prepare: Prepare,
-        form: AnswerFormat,
+        api: GenerationApi,
         models: Models,
         generator: Generator,
         access: Access,
         limits: RequestLimits,
-        path: str,
         passing: Passthrough | None = None,
         overflow: OverflowAnswers | None = None,
     ) -> None:
+        self._api = api
         self._overflow = overflow
-        self._path = path
         self._passing = passing
-        self._prepare = prepare
-        self._form = form
         self._models = models
         self._generator = generator
         self._access = access
@@ -275,7 +298,8 @@ class GenerationEndpoint:
         """Serve one request to its end."""
         run = RunningRequest()
         try:
-            await serve_request(scope, receive, send, self._access, self._limits, partial(self._serve, run))
+            serve, errors = partial(self._serve, run), self._api.shape.errors
+            await serve_request(scope, receive, send, self._access, self._limits, serve, errors)
         finally:
             await run.aclose()
 
@@ -283,16 +307,16 @@ class GenerationEndpoint:
         size_bytes, admission = len(asked.body), self._access.admission
         async with admission.turn(asked.tenant, size_bytes):
             value = await parse(asked.body)
-        session = value.get("prompt_cache_key")
-        rules = self._access.rules_of(asked.tenant, session if isinstance(session, str) else asked.reply.request_id)
+        rules = self._access.rules_of(asked.tenant, find_session(value) or asked.reply.request_id)
         caller = self._access.make_caller(asked.headers, asked.tenant, rules)
         value = without_internal(value, rules.client_fields)
         if (passing := self._find_passing(value, rules)) is not None:
-            await passing.pass_object(self._path, value, asked.headers, caller, asked.client)
+            await passing.pass_object(self._api.path, value, asked.headers, caller, asked.client)
             return
-        check_beside(value, size_bytes, self._limits.beside_bytes)
+        body = self._api.translate(value)
+        check_beside(body, size_bytes, self._limits.beside_bytes)
         async with admission.turn(asked.tenant, size_bytes):
-            run.prepared = prepared = await self._prepare(value, size_bytes, self._models, caller)
+            run.prepared = prepared = await self._api.prepare(body, size_bytes, self._models, caller)
         asked.held.grow(size_bytes * (prepared.n - 1))
         asked.reply.request_id = prepared.id
         outside = self._choose_outside(prepared, caller, refused=False)
@@ -359,10 +383,11 @@ class GenerationEndpoint:
             *(spell_plan(run.answers[0]) if prepared.debug else ()),
             *entry_headers,
         ]
+        shape = self._api.shape
         if prepared.stream:
-            await write_stream(client, run.answers, StreamWriter(prepared, self._form, run.choices), headers)
+            await write_stream(client, run.answers, shape.open_stream(prepared, run.choices, value), headers)
         else:
-            await write_whole(client, run.answers, prepared, self._form, run.choices, headers)
+            await write_whole(client, run.answers, prepared, shape, run.choices, value, headers)
 
     def _start(self, prepared: PreparedRequest, run: RunningRequest) -> None:
         for index, request in enumerate(prepared.requests):

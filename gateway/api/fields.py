@@ -21,10 +21,14 @@ Fields = TypeVar("Fields", bound=GenerationFields)
 
 BOOKKEEPING_FIELDS = frozenset(
     {
+        "length_penalty",
         "metadata",
+        "mm_payload",
         "modalities",
         "prediction",
         "prompt_cache_retention",
+        "return_mm_kwargs",
+        "return_token_offsets",
         "safety_identifier",
         "service_tier",
         "store",
@@ -32,7 +36,7 @@ BOOKKEEPING_FIELDS = frozenset(
         "verbosity",
     }
 )
-"""Fields that OpenAI's clients send and no engine needs."""
+"""Fields that OpenAI's clients send and no engine needs, and those that vLLM ignores itself."""
 
 OWN_FIELDS = BOOKKEEPING_FIELDS.union(ChatFields.__struct_fields__, CompletionFields.__struct_fields__)
 """Fields that never go to an engine as they are, also where the other endpoint reads them."""
@@ -41,11 +45,26 @@ PROMPT_FIELDS = frozenset({"messages", "prompt", "tools", "documents", "chat_tem
 """Fields that become the prompt, and go to no engine."""
 
 UNSUPPORTED_FIELDS = frozenset(
-    {"audio", "function_call", "functions", "prompt_embeds", "return_tokens_as_token_ids", "web_search_options"}
+    {
+        "audio",
+        "function_call",
+        "functions",
+        "logprob_token_ids",
+        "prompt_embeds",
+        "repetition_detection",
+        "return_prompt_text",
+        "return_tokens_as_token_ids",
+        "routed_experts_prompt_start",
+        "stream_interval",
+        "truncation_side",
+        "web_search_options",
+    }
 )
 """Fields whose effect the gateway cannot give; an error is better than an answer without it."""
 ASKS_NOTHING: tuple[object, ...] = (None, False, [], {}, "none")
 """Values with which such a field asks for nothing."""
+ASKS_FOR_THE_USUAL: Mapping[str, object] = {"stream_interval": 1, "truncation_side": "left"}
+"""Values of some with which they ask for what is done in any case."""
 
 STRUCTURED_FIELDS = frozenset(
     {
@@ -125,11 +144,17 @@ RANGES: Mapping[str, Range] = {
 }
 
 
+def unsupported(name: str) -> GatewayError:
+    return bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
+
+
 def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObject]:
     """Return the fields that the gateway reads, checked, and the rest, which the engine gets as it is."""
     for name in UNSUPPORTED_FIELDS & value.keys():
-        if value[name] not in ASKS_NOTHING:
-            raise bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
+        if value[name] not in ASKS_NOTHING and value[name] != ASKS_FOR_THE_USUAL.get(name):
+            raise unsupported(name)
+    if kind is ChatFields and value.get("echo"):
+        raise unsupported("echo")
     try:
         # Not strict: engines take "0.7" and 12.0 for numbers, and "true" for true.
         fields = msgspec.convert(value, kind, strict=False)

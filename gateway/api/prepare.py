@@ -22,6 +22,14 @@ from policies.rules import Rules
 MOST_CHOICES = 128
 
 
+def rename(prepared: "PreparedRequest", prefix: str) -> "PreparedRequest":
+    """Return a request of one choice under a name as another API spells them."""
+    name = prefix + prepared.id.rpartition("-")[2]
+    return replace(
+        prepared, id=name, requests=tuple(replace(one, request_id=name, part_of=name) for one in prepared.requests)
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """Who asks, under which rules, and what the request's headers say.

@@ -6,11 +6,12 @@ fails after is an SSE error event without [DONE].
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from msgspec import UNSET
 
-from gateway.api.choices import AnswerFormat, Choice, Gathered, count_cached
+from gateway.api.choices import AnswerFormat, Choice, Ending, Gathered, count_cached
 from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
     AnswerBody,
@@ -20,9 +21,13 @@ from gateway.api.wire import (
     UsageBody,
     encode_json,
 )
-from gateway.errors import GatewayError, RawHeaders, encode_error, failed
+from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, RawHeaders, failed
+from gateway.http.body import JsonObject
 from gateway.http.client import Client, EventStream
 from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
+
+MadeChoice = tuple[Gathered, Ending]
+"""All of one choice."""
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -49,8 +54,47 @@ def count_usage(prepared: PreparedRequest, choices: Sequence[Choice]) -> UsageBo
     return UsageBody(prompt, completion, prompt + completion, details)
 
 
-class StreamWriter:
+class EventWriter(Protocol):
     """Turns one request's answers into SSE bytes. No I/O."""
+
+    def take(self, index: int, tokens: Tokens) -> bytes:
+        """Return the bytes of a choice's next tokens; none for ids that are no text yet."""
+        ...
+
+    def finish(self, index: int, finish: Finish) -> bytes:
+        """Return the bytes of a choice's end."""
+        ...
+
+    def end(self) -> bytes:
+        """Return what follows the last choice's finish. Raises GatewayError when there was none."""
+        ...
+
+    def fail(self, error: GatewayError) -> bytes:
+        """Return the last event of an answer that broke off."""
+        ...
+
+
+class AnswerShape(Protocol):
+    """How one API spells answers. ``asked`` is the client's body, of which some APIs repeat a part."""
+
+    @property
+    def errors(self) -> ErrorShape:
+        """How it spells errors."""
+        ...
+
+    def open_stream(self, prepared: PreparedRequest, choices: Sequence[Choice], asked: JsonObject) -> EventWriter:
+        """Return what writes a streamed answer."""
+        ...
+
+    def spell_whole(
+        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[MadeChoice], asked: JsonObject
+    ) -> Any:
+        """Return a whole answer as something that msgspec writes as JSON."""
+        ...
+
+
+class StreamWriter:
+    """The ``EventWriter`` of chat and completions."""
 
     def __init__(self, prepared: PreparedRequest, form: AnswerFormat, choices: Sequence[Choice]) -> None:
         self._prepared = prepared
@@ -86,6 +130,10 @@ class StreamWriter:
             return DONE
         return encode_event(self._answer([], usage=count_usage(self._prepared, self._choices))) + DONE
 
+    def fail(self, error: GatewayError) -> bytes:
+        """See ``EventWriter``."""
+        return OPENAI_ERRORS.spell_event(error)
+
     def _open(self, index: int) -> bytes:
         self._opened[index] = True
         choice = self._form.open(self._prepared, index)
@@ -106,10 +154,35 @@ class StreamWriter:
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class OpenAiShape:
+    """Chat and completions, by the form of their choices."""
+
+    form: AnswerFormat
+    errors: ErrorShape = OPENAI_ERRORS
+
+    def open_stream(self, prepared: PreparedRequest, choices: Sequence[Choice], asked: JsonObject) -> StreamWriter:
+        """See ``AnswerShape``."""
+        return StreamWriter(prepared, self.form, choices)
+
+    def spell_whole(
+        self, prepared: PreparedRequest, choices: Sequence[Choice], made: Sequence[MadeChoice], asked: JsonObject
+    ) -> AnswerBody:
+        """See ``AnswerShape``."""
+        form = self.form
+        spelled: list[Any] = [form.whole(prepared, index, *one) for index, one in enumerate(made)]
+        answer = AnswerBody(prepared.id, form.whole_object, prepared.created, prepared.model_name, spelled)
+        answer.usage = count_usage(prepared, choices)
+        if prepared.return_token_ids and form.whole_object == "chat.completion":
+            answer.prompt_token_ids = list(prepared.prompts[0])
+        answer.pdd = [origin for gathered, _ in made for origin in gathered.origins] if prepared.traced else UNSET
+        return answer
+
+
 class _StreamSink:
     """The sink of one choice that is streamed."""
 
-    def __init__(self, index: int, writer: StreamWriter, stream: EventStream) -> None:
+    def __init__(self, index: int, writer: EventWriter, stream: EventStream) -> None:
         self._index = index
         self._writer = writer
         self._stream = stream
@@ -131,7 +204,7 @@ class _StreamSink:
         self._stream.push(self._writer.finish(self._index, finish))
 
 
-async def write_stream(client: Client, answers: Sequence[Answer], writer: StreamWriter, headers: RawHeaders) -> None:
+async def write_stream(client: Client, answers: Sequence[Answer], writer: EventWriter, headers: RawHeaders) -> None:
     """Stream the answers. Raises GatewayError while nothing was sent; later failures become an error event."""
     lines = [*headers, (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     lines.append((b"x-accel-buffering", b"no"))
@@ -144,7 +217,7 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
         if not stream.has_begun:
             raise
         told = failure if isinstance(failure, GatewayError) else failed()
-        await stream.end(b"data: " + encode_error(told) + b"\n\n")
+        await stream.end(writer.fail(told))
         if told is not failure:
             raise
     finally:
@@ -152,15 +225,12 @@ async def write_stream(client: Client, answers: Sequence[Answer], writer: Stream
 
 
 class _WholeSink:
-    """The sink of one choice that is not streamed. ``done``: the choice as clients get it, once it is complete."""
+    """The sink of one choice that is not streamed. ``ending``: how it ended, once it has."""
 
-    def __init__(self, index: int, prepared: PreparedRequest, form: AnswerFormat, choice: Choice) -> None:
-        self._index = index
-        self._prepared = prepared
-        self._form = form
+    def __init__(self, choice: Choice) -> None:
         self._choice = choice
         self.gathered = Gathered()
-        self.done: Any = None
+        self.ending: Ending | None = None
         self.room = asyncio.Event()
         self.room.set()
 
@@ -171,30 +241,25 @@ class _WholeSink:
         """A client that waits for a whole answer sees no sign of life."""
 
     def finish(self, finish: Finish) -> None:
-        self.done = self._form.whole(self._prepared, self._index, self.gathered, self._choice.end(finish))
+        self.ending = self._choice.end(finish)
 
 
 async def write_whole(
     client: Client,
     answers: Sequence[Answer],
     prepared: PreparedRequest,
-    form: AnswerFormat,
+    shape: AnswerShape,
     choices: Sequence[Choice],
+    asked: JsonObject,
     headers: RawHeaders,
 ) -> None:
     """Send the answers when they are complete. Raises GatewayError."""
-    sinks = [_WholeSink(index, prepared, form, choice) for index, choice in enumerate(choices)]
+    sinks = [_WholeSink(choice) for choice in choices]
     await run_all(answers, sinks)
-    if any(sink.done is None for sink in sinks):
+    made = [(sink.gathered, sink.ending) for sink in sinks if sink.ending is not None]
+    if len(made) < len(sinks):
         raise unfinished()
-    answer = AnswerBody(
-        prepared.id, form.whole_object, prepared.created, prepared.model_name, [sink.done for sink in sinks]
-    )
-    answer.usage = count_usage(prepared, choices)
-    if prepared.return_token_ids and form.whole_object == "chat.completion":
-        answer.prompt_token_ids = list(prepared.prompts[0])
-    answer.pdd = [origin for sink in sinks for origin in sink.gathered.origins] if prepared.traced else UNSET
-    body = encode_json(answer)
+    body = encode_json(shape.spell_whole(prepared, choices, made, asked))
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await client.send({"type": "http.response.start", "status": 200, "headers": lines})
     await client.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from gateway.auth.failures import Failures
-from gateway.auth.identify import read_key
+from gateway.auth.identify import read_keys
 from gateway.errors import GatewayError
 from gateway.http.proxies import name_neighbourhood
 
@@ -34,7 +34,7 @@ class AdminAuth:
         """Say whether a request may see what is behind it. Raises GatewayError where its headers differ."""
         if self.key is None:
             return self.is_open
-        given = read_password(connection.headers) or read_key(connection.headers)
+        given = read_password(connection.headers) or next(iter(read_keys(connection.headers)), None)
         return given is not None and hmac.compare_digest(given.encode("latin-1", "replace"), self.key)
 
     def check(self, connection: HTTPConnection) -> None:

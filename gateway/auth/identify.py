@@ -1,6 +1,6 @@
 """Who asks: the key of a request tells its tenant, and nothing else that a client sends does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -33,11 +33,9 @@ class KeyCheck:
 
     def __call__(self, connection: HTTPConnection) -> str:
         """See ``Identify``."""
-        key = read_key(connection.headers)
+        keys = read_keys(connection.headers)
         try:
-            if key is None:
-                raise BadKey
-            return self.book.find(key)
+            return self._find(keys)
         except TenantsUnknown:
             message = "The gateway does not know its tenants yet."
             raise GatewayError(503, message, code="service_unavailable", retry_after_s=1.0) from None
@@ -48,19 +46,34 @@ class KeyCheck:
             if wait_s:
                 message = "Too many requests with bad API keys from this address."
                 raise GatewayError(429, message, retry_after_s=wait_s) from None
-            message = FLAWS[error.flaw] if key is not None else "An API key is needed: Authorization: Bearer KEY."
+            message = FLAWS[error.flaw] if keys else "An API key is needed: Authorization: Bearer KEY."
             raise GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"}) from None
 
+    def _find(self, keys: Sequence[str]) -> str:
+        """Return the tenant of the first key that is good. Raises what ``TenantBook.find`` does, and GatewayError."""
+        found: set[str] = set()
+        tenant, flaw = None, BadKey()
+        for key in keys:
+            try:
+                named = self.book.find(key)
+            except BadKey as error:
+                flaw = flaw if found or flaw.flaw else error
+                continue
+            found.add(key)
+            tenant = tenant or named
+        if len(found) > 1:
+            message = "Authorization and x-api-key hold different keys, and both are good: send one."
+            raise GatewayError(401, message, code="invalid_api_key")
+        if tenant is None:
+            raise flaw
+        return tenant
 
-def read_key(headers: Headers) -> str | None:
-    """Return the key; None: there is none. Raises GatewayError where several readers could find several keys."""
+
+def read_keys(headers: Headers) -> Sequence[str]:
+    """Return the different keys, the one of Authorization first. Raises GatewayError where a header stands twice."""
     for name in ("authorization", "x-api-key"):
         if len(headers.getlist(name)) > 1:
             raise GatewayError(400, f"The header {name} is given more than once.", code="duplicate_header")
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
-    found = {bearer.strip()} if scheme.lower() == "bearer" and bearer.strip() else set()
-    if api_key := headers.get("x-api-key", "").strip():
-        found.add(api_key)
-    if len(found) > 1:
-        raise GatewayError(401, "Authorization and x-api-key hold different keys.", code="invalid_api_key")
-    return found.pop() if found else None
+    keys = [bearer.strip() if scheme.lower() == "bearer" else "", headers.get("x-api-key", "").strip()]
+    return list(dict.fromkeys(filter(None, keys)))

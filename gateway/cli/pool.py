@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from backends.transport.address import without_credentials
 from gateway.cli.writing import (
     CannotOperate,
     add_change,
@@ -108,7 +109,9 @@ def describe(topology: Topology, settings: Settings | None) -> Iterator[str]:
         notes = ["drains"] if id_ in topology.draining else []
         if id_ in topology.engines:
             notes.append("removed" if engine is None else "changed" if id_ in engines else "added")
-        where = "" if engine is None else f"  {engine.role}  {engine.model}  {engine.region}  {engine.url}"
+        where = ""
+        if engine is not None:
+            where = f"  {engine.role}  {engine.model}  {engine.region}  {without_credentials(engine.url)}"
         yield f"{id_}{where}{_listed(notes)}"
     for id_ in topology.draining:
         if id_ not in engines | topology.engines:

@@ -10,6 +10,8 @@ from msgspec import Meta
 from policies.section import Name, Section
 
 Url = Annotated[str, Meta(pattern=r"^https?://[^\s/]+")]
+ApiUrl = Annotated[str, Meta(pattern=r"^(?i:https?)://[^\s/?#]+[^\s?#]*$")]
+"""A query or a fragment would end up in the middle of every path."""
 Count = Annotated[int, Meta(ge=1)]
 Ranks = Annotated[int, Meta(ge=1, le=255)]
 Positive = Annotated[float, Meta(gt=0)]
@@ -104,7 +106,13 @@ class EngineSettings(Section, frozen=True):
     role: Annotated[Literal["P", "RLD", "MD"], Meta(description="Prefill, relay decode or main decode.")]
     model: Annotated[Name, Meta(description="One of ``models``.")]
     region: Annotated[Name, Meta(description="Where it stands.")]
-    url: Annotated[Url, Meta(description="Base URL of its OpenAI-compatible API.")]
+    url: Annotated[
+        ApiUrl,
+        Meta(
+            description="Base URL of its OpenAI-compatible API, with or without ``/v1``. Credentials in it are sent as "
+            "Basic auth and shown nowhere."
+        ),
+    ]
     kind: Annotated[
         Name,
         Meta(description="Its adapter: ``vllm``, ``sglang``, or an installed package's (see backends/README.md)."),
@@ -165,6 +173,10 @@ class EngineSettings(Section, frozen=True):
     prefill_curve: Annotated[
         str | None,
         Meta(description="File that ``pdd profile`` wrote for it; placement uses the curve."),
+    ] = None
+    chip: Annotated[
+        Annotated[str, Meta(pattern=r"^([1-9][0-9]{0,3}x)?\S+$")] | None,
+        Meta(description="What it runs on, like ``8xH200``; only ``pdd simulate --topology FILE`` wants to know."),
     ] = None
 
 
@@ -268,7 +280,7 @@ class UpstreamSettings(Section, frozen=True):
     """A server whose models' requests are passed on as they are: any OpenAI-compatible one."""
 
     id: Annotated[Name, Meta(description="Unique name, shown in timelines and metrics.")]
-    url: Annotated[Url, Meta(description="Base URL of its API, without ``/v1``.")]
+    url: Annotated[ApiUrl, Meta(description="Base URL of its API, as ``engines[].url``.")]
     models: Annotated[
         tuple[Name, ...] | None, Meta(description="What it serves; null: what its ``/v1/models`` lists.")
     ] = None

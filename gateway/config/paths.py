@@ -5,13 +5,16 @@ from typing import Literal
 
 BodyFormat = Literal["json", "multipart"]
 
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions")
+GENERATION_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/responses",
+)
 """Passed on for the models of upstreams: the gateway answers these itself for its own, but for chats with media."""
 
 PASSED_PATHS: Mapping[str, BodyFormat] = {
-    "/v1/responses": "json",
-    "/v1/messages": "json",
-    "/v1/messages/count_tokens": "json",
     "/v1/embeddings": "json",
     "/v1/rerank": "json",
     "/v1/score": "json",

@@ -9,6 +9,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from backends.transport.address import has_credentials, root_of
 from gateway.config.fleet_settings import (
     BadSettings,
     Count,
@@ -131,6 +132,18 @@ class AdmissionSettings(Section, frozen=True):
     deadline_s: Annotated[Positive, Meta(description="Longest wait, after which a request is refused with 503.")] = 30.0
 
 
+class TraceSettings(Section, frozen=True):
+    """Where the lines go that the rule `trace.record` asks for."""
+
+    file: Annotated[
+        str | None,
+        Meta(description="File that this process appends them to. null: a stream in Redis, of all processes."),
+    ] = None
+    most_rows: Annotated[
+        Count, Meta(description="Lines that are kept: the stream drops its oldest, a file that is full takes no more.")
+    ] = 200_000
+
+
 class Settings(Section, frozen=True):
     """The whole file."""
 
@@ -149,7 +162,22 @@ class Settings(Section, frozen=True):
     auth: AuthSettings = AuthSettings()
     admission: AdmissionSettings = AdmissionSettings()
     admin: AdminSettings = AdminSettings()
+    trace: TraceSettings = TraceSettings()
     tls: TlsSettings | None = None
+    cors_origins: Annotated[
+        tuple[Annotated[str, Meta(pattern=r"^(\*|(?i:https?)://[^\s/?#]+)$")], ...],
+        Meta(
+            description="Origins (as https://chat.example) whose pages may ask the API from a browser; `*`: all. "
+            "Empty: none may."
+        ),
+    ] = ()
+    access_log: Annotated[
+        str | None,
+        Meta(
+            description="File that gets one JSON line for each request, without any text; `-`: standard output. null: "
+            "there is none."
+        ),
+    ] = None
     trusted_proxies: Annotated[
         tuple[str, ...],
         Meta(
@@ -246,6 +274,13 @@ def read_key(where: str, variable: str | None) -> str | None:
     if not key:
         raise BadSettings(f"{where}: {variable} is not set")
     return key
+
+
+def find_url(where: str, url: str, key_env: str | None) -> str:
+    """Return the root of a server's API. Raises BadSettings where it has two ways to show who asks."""
+    if key_env is not None and has_credentials(url):
+        raise BadSettings(f"{where}.url: it has credentials, and there is an api_key_env")
+    return root_of(url)
 
 
 def _check_auth(auth: AuthSettings) -> None:

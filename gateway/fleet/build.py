@@ -17,7 +17,7 @@ from backends.kv.pull import EnginePull, NixlPull
 from backends.kv.subscriber import EventSource
 from backends.types import HeadLayout, KvShape
 from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, ModelSettings
-from gateway.config.settings import Settings, read_key
+from gateway.config.settings import Settings, find_url, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.kv_layers import KvSizeUnknown
 from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
@@ -166,6 +166,7 @@ def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]
 
     ``cache_servers``: those that engines share, by URL; a new one is added.
     """
+    url = find_url(f"engines[{engine.id}]", engine.url, engine.api_key_env)
     key = read_key(f"engines[{engine.id}].api_key_env", engine.api_key_env)
     curve = None
     if engine.prefill_curve is not None:
@@ -179,7 +180,7 @@ def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]
         role,
         engine.model,
         engine.region,
-        engine.url,
+        url,
         engine.max_running,
         curve,
         key,
@@ -188,7 +189,7 @@ def build_instance(engine: EngineSettings, cache_servers: dict[str, CacheServer]
         data_parallel_size=engine.data_parallel_size,
     )
     try:
-        adapter = build_engine(engine.kind, EngineSpec(engine.id, engine.url, key, engine.options))
+        adapter = build_engine(engine.kind, EngineSpec(engine.id, url, key, engine.options))
     except BadEngine as error:
         raise BadSettings(f"engines[{engine.id}].{error}") from None
     if engine.abort_grace_s:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
+from backends.transport.address import without_credentials
 from backends.types import Capabilities, EngineLoad, KvShape, LegRequest
 from gateway.fleet.blame import Blame, Charges, Culprit
 from gateway.text.context import ContextLength
@@ -34,7 +35,7 @@ class InstanceSpec:
     role: Role
     model: str
     region: str
-    url: str
+    url: str = field(repr=False)
     max_running: int
     curve: PrefillCurve | None = None
     api_key: str | None = field(default=None, repr=False)
@@ -43,6 +44,11 @@ class InstanceSpec:
     takes_priority: bool = False
     data_parallel_size: int | None = None
     """Its data-parallel ranks; None: as many as it tells."""
+
+    @property
+    def shown_url(self) -> str:
+        """``url`` without credentials."""
+        return without_credentials(self.url)
 
 
 @dataclass(slots=True)

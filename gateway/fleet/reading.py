@@ -56,15 +56,26 @@ class Readings:
         """Wait until every process that was noticed has been asked."""
         await self._news.join()
 
+    async def ask_all(self) -> None:
+        """Ask every instance that is up now, one after the other."""
+        now_s = self._pools.clock()
+        for instance in self._pools.instances:
+            if instance.usable(now_s):
+                await self._try(instance)
+
     async def _run(self) -> None:
         while True:
             instance = await self._news.get()
             try:
-                await self._check(instance)
-            except (BackendError, TimeoutError) as error:
-                log.warning("%s was not asked how it reads chats: %s", instance.spec.id, reason_of(error))
+                await self._try(instance)
             finally:
                 self._news.task_done()
+
+    async def _try(self, instance: Instance) -> None:
+        try:
+            await self._check(instance)
+        except (BackendError, TimeoutError) as error:
+            log.warning("%s was not asked how it reads chats: %s", instance.spec.id, reason_of(error))
 
     async def _check(self, instance: Instance) -> None:
         model, reader = self._models.get(instance.spec.model), find_chat_reader(instance.engine)

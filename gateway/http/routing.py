@@ -57,9 +57,20 @@ async def answer_error(request: Request, error: Exception) -> Response:
 async def answer_http_error(request: Request, error: Exception) -> Response:
     """Answer starlette's own errors: unknown paths and methods."""
     assert isinstance(error, HTTPException)
-    messages = {404: NOTHING, 405: "This path does not know this method."}
+    messages = {404: f"{NOTHING}{find_hint(request)}", 405: "This path does not know this method."}
     message = messages.get(error.status_code, error.detail)
     return to_response(GatewayError(error.status_code, message, headers=dict(error.headers or {})))
+
+
+def find_hint(request: Request) -> str:
+    """Return what a client's path may have meant: with ``/v1`` once, and without a slash at its end."""
+    asked = request.url.path.rstrip("/")
+    bare = asked
+    while bare.startswith("/v1/"):
+        bare = bare.removeprefix("/v1")
+    known = {route.path for route in request.app.routes if isinstance(route, Route) and "{" not in route.path}
+    meant = next((path for path in (asked, bare, f"/v1{bare}") if path in known), None)
+    return "" if meant is None else f" {meant} is there."
 
 
 async def answer_failure(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from backends.engines.external import ExternalModel, Provider
 from backends.engines.litellm import load_litellm
 from gateway.config.fleet_settings import BadSettings, UpstreamSettings
-from gateway.config.settings import Settings, read_key
+from gateway.config.settings import Settings, find_url, read_key
 from gateway.fleet.pools import Pools
 from gateway.limits.admission import AdmissionControl
 from gateway.passthrough.endpoint import PassthroughService
@@ -14,6 +14,7 @@ from gateway.passthrough.servers import Servers
 from gateway.passthrough.upstreams import Upstream, UpstreamSpec
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.trace import Tracer
 
 
 def build_passing(
@@ -23,10 +24,11 @@ def build_passing(
     timelines: Timelines,
     metrics: Metrics,
     admission: AdmissionControl,
+    tracer: Tracer | None = None,
 ) -> PassthroughService:
     """Build it; nothing is asked yet. Raises BadSettings."""
     upstreams = [Upstream(_read_spec(upstream)) for upstream in settings.upstreams]
-    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, admission)
+    return PassthroughService(Servers(upstreams, pools, own_models), timelines, metrics, admission, tracer)
 
 
 def build_overflow(
@@ -56,7 +58,7 @@ def build_overflow(
 def _read_spec(upstream: UpstreamSettings) -> UpstreamSpec:
     return UpstreamSpec(
         id=upstream.id,
-        url=upstream.url,
+        url=find_url(f"upstreams[{upstream.id}]", upstream.url, upstream.api_key_env),
         models=None if upstream.models is None else frozenset(upstream.models),
         paths=None if upstream.paths is None else frozenset(upstream.paths),
         region=upstream.region,

@@ -27,6 +27,7 @@ from gateway.passthrough.record import PassRecord
 from gateway.passthrough.servers import Servers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.trace import TracedRequest, Tracer
 from policies.rules import SloRules
 from policies.where import Where
 
@@ -35,6 +36,8 @@ BYTES_A_TOKEN = 4
 """Guess of a text's tokens where nothing tells them: four bytes each."""
 PROMPTS = ("prompt", "input")
 """Fields that may hold token ids."""
+TEXTS = ("messages", "prompt", "input")
+"""Fields that hold the prompt."""
 OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
@@ -46,6 +49,7 @@ class PassthroughService:
     timelines: Timelines
     metrics: Metrics
     admission: AdmissionControl
+    tracer: Tracer | None = None
 
     def models(self) -> list[str]:
         """Names of the models whose every request is passed on."""
@@ -68,7 +72,8 @@ class PassthroughService:
         most_tokens = find_output_limit(value, caller)
         request = PassedRequest(request_id, path, model, body, picked, Where.of(caller.rules))
         text_bytes = max(0, len(body) - count_media_bytes(value))
-        await self._pass_on(request, caller, text_bytes // BYTES_A_TOKEN, most_tokens, client)
+        traced = self._trace(model, value, salt, caller)
+        await self._pass_on(request, caller, text_bytes // BYTES_A_TOKEN, most_tokens, client, traced)
 
     async def pass_form(self, path: str, body: bytes, headers: Headers, caller: Caller, client: Client) -> None:
         """Pass a form on, written anew. Raises GatewayError, AnswerBroken."""
@@ -94,6 +99,12 @@ class PassthroughService:
             client,
         )
 
+    def _trace(self, model: str, value: JsonObject, salt: str | None, caller: Caller) -> TracedRequest | None:
+        prompt = next((value[name] for name in TEXTS if name in value), None)
+        if self.tracer is None or not caller.rules.trace.record or prompt is None:
+            return None
+        return self.tracer.begin_text(model, caller.tenant, orjson.dumps(prompt), salt)
+
     def _find_salt(self, path: str, model: str, caller: Caller) -> str | None:
         """The salt, where an engine of the gateway's own takes it. Raises GatewayError where it takes none."""
         salt = caller.salt_of(model) if model in self.servers.own_models else None
@@ -104,7 +115,13 @@ class PassthroughService:
         return salt if path in SALTED_PATHS else None
 
     async def _pass_on(
-        self, request: PassedRequest, caller: Caller, prompt_tokens: int, most_output_tokens: int, client: Client
+        self,
+        request: PassedRequest,
+        caller: Caller,
+        prompt_tokens: int,
+        most_output_tokens: int,
+        client: Client,
+        traced: TracedRequest | None = None,
     ) -> None:
         servers = self.servers
         if not servers.offers(request.model, request.path):
@@ -115,12 +132,17 @@ class PassthroughService:
         tenant, rules = caller.tenant, caller.rules
         # They take no place of the engines' main decode: upstreams have bounds of their own.
         entry = await self.admission.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
-        with self._recorded(request, entry, prompt_tokens, rules.slo) as record:
+        with self._recorded(request, entry, prompt_tokens, rules.slo, traced) as record:
             await pass_on(request, servers, client, record, entry.headers)
 
     @contextmanager
     def _recorded(
-        self, request: PassedRequest, entry: Admission, prompt_tokens: int, slo: SloRules
+        self,
+        request: PassedRequest,
+        entry: Admission,
+        prompt_tokens: int,
+        slo: SloRules,
+        traced: TracedRequest | None,
     ) -> Iterator[PassRecord]:
         record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path, slo)
         try:
@@ -137,6 +159,8 @@ class PassthroughService:
             use = use_of_slo(record.slo_met)
             use.add(Use(1, prompt, other_tokens=completion))
             entry.leave(use, prompt + completion)
+            if traced is not None:
+                record.trace(traced)
 
 
 def check_id_prompts(value: JsonObject, caller: Caller) -> None:

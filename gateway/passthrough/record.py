@@ -6,6 +6,7 @@ from gateway.api.outside import Outside
 from gateway.passthrough.usage import UsageReader
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
+from gateway.telemetry.trace import TracedRequest
 from policies.rules import SloRules
 
 
@@ -71,6 +72,12 @@ class PassRecord:
         )
         self._metrics.in_flight.labels(self._timeline.model).dec()
         self._metrics.passed.requests.labels(self._server, self._path, self._outcome).inc()
+
+    def trace(self, traced: TracedRequest) -> None:
+        """Tell what became of it."""
+        total_s = self._timeline.clock() - self._timeline.started_s
+        told = self.usage
+        traced.end(told.completion_tokens or 0, self._first_byte_s or None, None, total_s, told.prompt_tokens)
 
 
 PLAN = "external"

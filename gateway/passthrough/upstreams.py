@@ -23,7 +23,7 @@ class UpstreamSpec:
     """One server, from the configuration. ``models`` None: it says itself; ``paths`` None: every path is asked for."""
 
     id: str
-    url: str
+    url: str = field(repr=False)
     models: frozenset[str] | None = None
     paths: frozenset[str] | None = None
     region: str | None = None

@@ -11,6 +11,7 @@ from gateway.relay.splice_events import LegId, StartLeg
 from gateway.relay.types import Tokens
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timeline
+from gateway.telemetry.trace import TracedRequest
 from policies.plans import Plan
 from policies.rules import NO_SLO, SloRules
 from policies.types import Role
@@ -31,7 +32,9 @@ class Record:
         note_use: Callable[[Use], None] = lambda use: None,
         slo: SloRules = NO_SLO,
         waited_s: float = 0.0,
+        traced: TracedRequest | None = None,
     ) -> None:
+        self._traced = traced
         self._timeline = timeline
         self.note = timeline.note
         """Adds something to the timeline only."""
@@ -164,6 +167,10 @@ class Record:
         use = use_of_slo(self._slo_met)
         use.add(Use(p_tokens=p, rld_tokens=rld, md_tokens=md, cost=self._cost))
         self._note_use(use)
+        if self._traced is not None:
+            ended_s = self._timeline.clock() if self._finished_s is None else self._finished_s
+            ttft_s = None if self._first_s is None else self._first_s - self._asked_s
+            self._traced.end(p + rld + md, ttft_s, self._longest_gap_s, ended_s - self._asked_s)
 
     def _judge(self, finished_s: float) -> bool | None:
         """Judge by what the client saw: its last tokens may have waited for it, or for the joint."""

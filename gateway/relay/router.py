@@ -23,6 +23,7 @@ from gateway.relay.splice import SpliceTerms
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.trace import TracedRequest, Tracer
 from policies.eligibility import OWN_ANSWER, unsplittable_reason
 from policies.placement import choose_rank
 from policies.plans import Decision, Plan
@@ -54,6 +55,7 @@ class Router:
     rng: Rng
     note_use: Callable[[str, str, Use], None] = _count_nothing
     sizes: KvSizes = field(default_factory=KvSizes)
+    tracer: Tracer | None = None
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
@@ -66,11 +68,19 @@ class Router:
         timeline.decision = decision
         timeline.summary["tenant"] = request.tenant
         note_use = partial(self.note_use, request.tenant, request.model)
-        record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s)
+        traced = self._trace(request, decision.plan, rules)
+        record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s, traced)
         where = Where.of(rules)
         failover = Failover(decision.plan, request, where, self.pools, self.rng, decision.facts.ranks)
         plan = self._plan(request, rules, decision, failover)
         return RelayAnswer(plan, failover, self.pools, self.aligner, record)
+
+    def _trace(self, request: GenerationRequest, plan: Plan, rules: Rules) -> TracedRequest | None:
+        if self.tracer is None or not rules.trace.record:
+            return None
+        return self.tracer.begin(
+            request.model, request.tenant, plan.kind, request.prompt, request.cache_salt, request.session
+        )
 
     def decide(self, request: GenerationRequest, rules: Rules) -> Decision:
         """Choose the plan without starting anything. Raises GatewayError."""

@@ -34,6 +34,11 @@ class Timeline:
         """JSON form, as ``GET /admin/requests/{id}`` shows it."""
         return {"request_id": self.request_id, "model": self.model, **self.summary, "events": self.events}
 
+    def in_short(self) -> dict[str, Any]:
+        """JSON form without the events, as ``GET /admin/requests`` shows it."""
+        age_s = round(self.clock() - self.started_s, 3)
+        return {"request_id": self.request_id, "model": self.model, "age_s": age_s, **self.summary}
+
 
 class Timelines:
     """The last ``most`` timelines by request id."""

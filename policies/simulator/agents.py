@@ -63,7 +63,9 @@ class AgentTraffic:
     output_tokens: int = 1_000
     """Mean length of an answer."""
     spread: float = 0.5
-    """BareRequest lie between 1 less and 1 more this share of the mean."""
+    """Prompts are between 1 less and 1 more this share of the mean."""
+    output_spread: float = 1.0
+    """The same of answers."""
     sessions: int = 400
     """Agents whose contexts are alive at once."""
     block_tokens: int = 256
@@ -72,7 +74,7 @@ class AgentTraffic:
 
     def __post_init__(self) -> None:
         for number in range(self.sessions):
-            tokens = self._length(self.prompt_tokens)
+            tokens = self._length(self.prompt_tokens, self.spread)
             self._pool.append(AgentSession(f"s{number}", tokens, self._new_blocks(-(-tokens // self.block_tokens))))
 
     def contexts(self) -> list[tuple[int, ...]]:
@@ -96,16 +98,16 @@ class AgentTraffic:
         tokens = session.prompt_tokens
         kept = session.blocks[: int(draw_hit(self.hits, self.rng) * tokens) // self.block_tokens]
         session.blocks = kept + self._new_blocks(-(-tokens // self.block_tokens) - len(kept))
-        answer = output_tokens or self._length(self.output_tokens)
+        answer = output_tokens or self._length(self.output_tokens, self.output_spread)
         return Row(at_s, tokens, answer, session.blocks, session.name)
 
     def find(self, number: int) -> AgentSession:
         """Return an agent by its number."""
         return self._pool[number]
 
-    def _length(self, mean: int) -> int:
+    def _length(self, mean: int, spread: float) -> int:
         offset = self.rng.random() + self.rng.random() - 1
-        return max(1, round(mean * (1 + self.spread * offset)))
+        return max(1, round(mean * (1 + spread * offset)))
 
     def _new_blocks(self, count: int) -> tuple[int, ...]:
         self._fresh += count

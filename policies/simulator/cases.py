@@ -15,6 +15,9 @@ from policies.types import Rng
 
 GOOD_SHARE = 0.95
 """Share of the requests that must keep the promises where the most that a fleet serves is sought."""
+FEWEST_AGENTS = 20
+FEWEST, MOST = 100, 6_000
+"""Requests of one simulation of a search."""
 CDF_POINTS = 101
 SETTLE_SHARE = 0.1
 """First requests of a simulation that only fill the fleet and are not counted."""
@@ -36,11 +39,15 @@ class Traffic(Protocol):
         """Return a request on average."""
         ...
 
+    def lasting(self, seconds: float, rate_per_s: float) -> "Traffic":
+        """Return so much of it as comes in that time at a rate, more or less."""
+        ...
+
 
 def pace_s(rules: Rules, output_tokens: float) -> float:
-    """Longest mean time between tokens that keeps the promises: the whole answer's, less that to the first token."""
+    """Longest mean time between tokens that keeps the promises, where half of the wait for the first token is used."""
     total_s, ttft_s = rules.slo.total_s or 60.0, rules.slo.ttft_s or 0.0
-    return max(0.001, (total_s - min(ttft_s, total_s / 2)) / max(1.0, output_tokens))
+    return max(0.001, (total_s - min(ttft_s, total_s) / 2) / max(1.0, output_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +57,11 @@ class Agents:
     requests: int = 3_000
     prompt_tokens: int = 63_000
     output_tokens: int = 1_000
+    output_spread: float = 1.0
+    """Answers are between 1 less and 1 more this share of the mean."""
     hits: tuple[HitBucket, ...] = SKEWED
-    sessions: int = 400
+    turn_s: float = 60.0
+    """Between two requests of one agent: how many contexts are alive at once follows from it and the rate."""
     arrivals: str = "poisson"
     block_tokens: int = 256
     running: int = 0
@@ -59,22 +69,27 @@ class Agents:
     pause_s: float = 5.0
     """Of an agent between an answer and its next request, in a closed loop."""
 
-    def source(self, rng: Rng) -> AgentTraffic:
-        """Make the agents."""
+    def source(self, rng: Rng, rate_per_s: float) -> AgentTraffic:
+        """Make as many agents as ask so often."""
         return AgentTraffic(
             rng,
             self.hits,
             self.prompt_tokens,
             self.output_tokens,
-            sessions=max(self.sessions, self.running),
+            output_spread=self.output_spread,
+            sessions=max(FEWEST_AGENTS, self.running, round(rate_per_s * self.turn_s)),
             block_tokens=self.block_tokens,
         )
 
     def make(self, rng: Rng, rate_per_s: float) -> tuple[list[Row], list[tuple[int, ...]]]:
         """See ``Traffic``."""
-        source = self.source(rng)
+        source = self.source(rng, rate_per_s)
         contexts = source.contexts()
         return source.rows(self.requests, rate_per_s, self.arrivals), contexts
+
+    def lasting(self, seconds: float, rate_per_s: float) -> "Agents":
+        """See ``Traffic``."""
+        return replace(self, requests=min(MOST, max(FEWEST, round(seconds * rate_per_s))))
 
     def workload(self, rules: Rules) -> Workload:
         """See ``Traffic``."""
@@ -98,6 +113,12 @@ class Recorded:
     def rate_per_s(self) -> float:
         """As it was recorded."""
         return mean_rate(self.rows)
+
+    def lasting(self, seconds: float, rate_per_s: float) -> "Recorded":
+        """See ``Traffic``. A part from the middle, which is neither the quiet start nor the end."""
+        count = min(len(self.rows), MOST, max(FEWEST, round(seconds * rate_per_s)))
+        start = (len(self.rows) - count) // 2
+        return replace(self, rows=self.rows[start : start + count])
 
     def workload(self, rules: Rules) -> Workload:
         """See ``Traffic``. What was sent before counts as cached, as in a cache without bounds."""
@@ -124,6 +145,8 @@ class SimulationCase:
     traffic: Agents | Recorded
     rate_per_s: float
     seed: int = 1
+    itl_s: float | None = None
+    """Longest mean time between an answer's tokens that is promised, beside what the rules promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +165,7 @@ def run_case(case: SimulationCase, rng: Rng, tick: Callable[[], None] = lambda: 
     """Simulate; ``rng`` should be seeded with the case's seed."""
     traffic, fleet = case.traffic, replace(case.fleet, block_tokens=case.traffic.block_tokens)
     if isinstance(traffic, Agents) and traffic.running:
-        source = traffic.source(rng)
+        source = traffic.source(rng, 0.0)
         replay = Replay(fleet, case.rules, rng, source.contexts())
         replay.run_closed(source, traffic.running, traffic.pause_s, traffic.requests)
     else:
@@ -153,7 +176,7 @@ def run_case(case: SimulationCase, rng: Rng, tick: Callable[[], None] = lambda: 
     counted = replay.outcomes[settle:]
     ttft = [outcome.ttft_s for outcome in counted if outcome.ttft_s is not None]
     gaps = [outcome.gap_s for outcome in counted]
-    report = replay.report(settle)
+    report = replay.report(settle, case.itl_s)
     return CaseResult(case, report, quantiles(ttft), quantiles(gaps), tuple(replay.samples))
 
 

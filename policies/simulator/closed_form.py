@@ -74,7 +74,11 @@ class ChipPair:
     """Two kinds of instances, and a line between their regions."""
 
     prefill: EngineModel
+    """A as P."""
+    own_decode: EngineModel
+    """A as MD."""
     decode: EngineModel
+    """B as MD."""
     line_bytes_per_s: float
     line_cost: float
     kv_bytes_per_token: float
@@ -102,13 +106,13 @@ class ClosedForm:
 
 def closed_form(pair: ChipPair, load: Workload, rate_per_s: float, rld_share: float = RLD_SHARE) -> ClosedForm:
     """Reckon both fleets at their best ratios, large enough for ``rate_per_s``, which the line's cost is shared by."""
-    same = needs(pair.prefill, pair.prefill, load)
+    same = needs(pair.prefill, pair.own_decode, load)
     pdd = needs(pair.prefill, pair.decode, load)
     wan_bytes = load.missing_tokens * pair.kv_bytes_per_token
     line_rate = pair.line_bytes_per_s / wan_bytes if wan_bytes else float("inf")
     lines = max(1.0, rate_per_s / (line_rate * UTILISATION))
     cost_a, cost_b = pair.prefill.cost, pair.decode.cost
-    same_cost = (same.prefill_s + same.decode_s) * cost_a
+    same_cost = same.prefill_s * cost_a + same.decode_s * pair.own_decode.cost
     pdd_cost = pdd.prefill_s * (1 + rld_share) * cost_a + pdd.decode_s * cost_b
     pdd_cost += lines * pair.line_cost * UTILISATION / rate_per_s
     return ClosedForm(same, pdd, UTILISATION / same_cost, UTILISATION / pdd_cost, wan_bytes, line_rate)

@@ -65,9 +65,10 @@ class Crossing:
         awaited: dict[int, Load] = {}
         new = tuple(blocks)
         if reuse:
-            carrying, store = self._carrying, self.store
-            awaited = {id(load): load for block in blocks if (load := carrying.get(block)) is not None}
-            new = tuple(block for block in blocks if block not in carrying and block not in store)
+            carrying = self._carrying
+            lacking = [block for block in blocks if block not in self.store]
+            awaited = {id(load): load for block in lacking if (load := carrying.get(block)) is not None}
+            new = tuple([block for block in lacking if block not in carrying])
         if new:
             own = Load(new, [])
             transfer.own.append(own)

@@ -15,6 +15,8 @@ BUDGET_TOKENS = 16_384
 """Tokens computed in one step of prefill: the batch of DeepSeek's published profile of prefill, with EP32."""
 EXTEND_BUDGET_TOKENS = 2_048
 """The same where decodes share the step; vLLM's default for online serving."""
+HOST_BYTES = 250e9
+"""Memory of a chip's host that a KV store gets: servers of eight chips with 2 TB."""
 LONGEST_TOKENS = 131_072
 """Where the curve of prefill times ends; it goes on with the slope of its last chunk."""
 
@@ -41,6 +43,8 @@ class EngineModel:
     """What its memory holds, for running requests and as cache."""
     load_bytes_per_s: float = 25e9
     """How fast it takes KV from its region's store or from P."""
+    store_tokens: int = 10_000_000
+    """What its hosts' memory adds to its region's KV store."""
     cost: float = 1.0
     """Any unit; the benefit-cost ratio divides by the fleet's sum."""
 
@@ -85,7 +89,7 @@ class EngineModel:
 
 
 def build_engine(
-    chip: Chip, llm: Llm, chips: int = 1, group: int = 32, budget_tokens: int = BUDGET_TOKENS
+    chip: Chip, llm: Llm, chips: int = 1, group: int = 32, mfu: float = MFU, mbu: float = MBU
 ) -> EngineModel:
     """Model an instance of ``chips`` chips whose experts are spread over ``group`` chips (no fewer than its own).
 
@@ -93,8 +97,8 @@ def build_engine(
     holds and reads its part of the weights only. Raises ValueError where the weights leave no memory for KV.
     """
     share = chips / group
-    flops = chips * chip.tflops * 1e12 * MFU
-    bandwidth = chips * chip.memory_tb_per_s * 1e12 * MBU
+    flops = chips * chip.tflops * 1e12 * mfu
+    bandwidth = chips * chip.memory_tb_per_s * 1e12 * mbu
     weights = llm.params * llm.weight_bytes * share
     room = chips * chip.memory_gb * 1e9 * MEMORY_SHARE - weights
     if room < llm.kv_bytes:
@@ -107,10 +111,10 @@ def build_engine(
         padding_tokens=llm.padding_tokens * share,
         weights_s=weights / bandwidth,
         kv_read_s=llm.kv_read_bytes / bandwidth,
-        budget_tokens=budget_tokens,
         tokens_per_step=llm.tokens_per_step,
         kv_tokens=int(room / llm.kv_bytes),
         load_bytes_per_s=chips * chip.link_gb_per_s * 1e9,
+        store_tokens=int(chips * HOST_BYTES / llm.kv_bytes),
         cost=chips * chip.price_per_hour,
     )
 

@@ -2,7 +2,7 @@
 
 import heapq
 from bisect import bisect_left
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -148,27 +148,34 @@ class SharedServer:
         job.on_done()
 
 
+SLACK = 0.1
+"""Share of a full cache that is dropped at once, so that dropping costs little for each block."""
+
+
 @dataclass(slots=True)
 class BlockCache:
     """The blocks that something remembers, least recently used ones dropped first."""
 
     most: int
-    _blocks: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    _used: dict[int, int] = field(default_factory=dict)
+    """When each block was used last; of one prefix the first block counts as used last."""
+    _clock: int = 0
 
     def __contains__(self, block: int) -> bool:
-        return block in self._blocks
+        return block in self._used
 
     def reach(self, blocks: Sequence[int]) -> int:
         """How many leading blocks are there.
 
         A block is never dropped before the blocks that follow it, so a binary search finds the first that is missing.
         """
-        return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index] not in self._blocks)
+        return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index] not in self._used)
 
     def add(self, blocks: Sequence[int]) -> None:
         """Remember blocks, the first of them longest."""
-        for block in reversed(blocks):
-            self._blocks[block] = None
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self.most:
-            self._blocks.popitem(last=False)
+        self._clock += len(blocks)
+        self._used.update(zip(blocks, range(self._clock, 0, -1), strict=False))
+        if len(self._used) > self.most:
+            kept = self.most - int(self.most * SLACK)
+            oldest = sorted(self._used.values())[len(self._used) - kept] if kept else self._clock + 1
+            self._used = {block: used for block, used in self._used.items() if used >= oldest}

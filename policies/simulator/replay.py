@@ -82,12 +82,15 @@ class Replay:
         self.timeline.run()
         return self.report()
 
-    def report(self, settle: int = 0) -> Report:
-        """Sum up what has been simulated, without the first ``settle`` requests; bytes are those of all."""
+    def report(self, settle: int = 0, itl_s: float | None = None) -> Report:
+        """Sum up what has been simulated, without the first ``settle`` requests.
+
+        ``itl_s``: mean time between tokens that is promised.
+        """
         world, counted = self.world, self.outcomes[settle:]
         share = len(counted) / max(1, len(self.outcomes))
         wan_bytes = sum(crossing.server.served for crossing in world.crossings.values()) * share
-        return make_report(counted, self.refused, wan_bytes, world.fleet.cost, self.rules.slo)
+        return make_report(counted, self.refused, wan_bytes, world.fleet.cost, self.rules.slo, itl_s)
 
     def _await_next(self, rows: Iterator[Row], tick: Callable[[], None]) -> None:
         row = next(rows, None)

@@ -67,8 +67,15 @@ def is_good(outcome: Outcome, slo: SloRules) -> bool:
     return slo.judge(outcome.ttft_s, outcome.end_s - outcome.row.at_s, outcome.gap_s) is not False
 
 
-def make_report(outcomes: Sequence[Outcome], refused: int, wan_bytes: float, cost: float, slo: SloRules) -> Report:
-    """Count up the outcomes of a simulation."""
+def make_report(
+    outcomes: Sequence[Outcome],
+    refused: int,
+    wan_bytes: float,
+    cost: float,
+    slo: SloRules,
+    itl_s: float | None = None,
+) -> Report:
+    """Count up the outcomes of a simulation. ``itl_s``: mean time between tokens that is promised as well."""
     ends = [outcome.end_s for outcome in outcomes if outcome.end_s is not None]
     comes = [outcome.row.at_s for outcome in outcomes]
     duration_s = max(ends, default=0.0) - min(comes, default=0.0)
@@ -80,7 +87,7 @@ def make_report(outcomes: Sequence[Outcome], refused: int, wan_bytes: float, cos
     }
     made = max(1, sum(tokens.values()))
     prompts = max(1, sum(outcome.row.prompt_tokens for outcome in outcomes))
-    good = sum(is_good(outcome, slo) for outcome in outcomes)
+    good = sum(is_good(outcome, slo) and (itl_s is None or (outcome.itl_s or 0.0) <= itl_s) for outcome in outcomes)
     good_per_s = good / span_s if span_s > 0 else 0.0
     return Report(
         requests=len(outcomes),

@@ -7,36 +7,41 @@ from typing import Literal, get_args
 import msgspec
 
 from policies.rules import Rules
-from policies.simulator.closed_form import RLD_SHARE, ChipPair, Needs, Workload, needs
-from policies.simulator.engine_model import EngineModel, as_decoder
+from policies.simulator.closed_form import RLD_SHARE, ChipPair, Workload, fleet_rate, needs
+from policies.simulator.engine_model import EngineModel
 from policies.simulator.fleet import Fleet, Member, WanLine
 from policies.types import Role
 
 FleetKind = Literal["same-dc-homogeneous", "same-dc-heterogeneous", "naive-cross-dc", "pdd"]
 TOPOLOGIES: tuple[FleetKind, ...] = get_args(FleetKind)
+SPLIT = ("naive-cross-dc", "pdd")
+"""Those over two regions."""
 NEAR, FAR = "a", "b"
 """Regions of P and RLD, and of MD where it stands elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetParts:
-    """What fleets are made of. ``store_tokens``: what the memory of one instance's hosts adds to its region's store."""
+    """What fleets are made of."""
 
     near: EngineModel
-    """A's chips, set up for prefill."""
+    """A's chips as P."""
+    relay: EngineModel
+    """A's chips as RLD, and as MD where all is built of A."""
     far: EngineModel
-    """B's chips, set up for decode."""
+    """B's chips as MD."""
     line: WanLine
     kv_bytes_per_token: int
-    block_tokens: int
-    near_store_tokens: int
-    far_store_tokens: int
 
     @property
     def pair(self) -> ChipPair:
         """The same for the closed form."""
-        rate, share = self.line.rate_bytes_per_s, self.line.cost
-        return ChipPair(self.near, self.far, rate, share, self.kv_bytes_per_token)
+        line = self.line
+        return ChipPair(self.near, self.relay, self.far, line.rate_bytes_per_s, line.cost, self.kv_bytes_per_token)
+
+    def main(self, topology: FleetKind) -> EngineModel:
+        """What MD is made of."""
+        return self.relay if topology == "same-dc-homogeneous" else self.far
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,26 +59,25 @@ class FleetCounts:
 
 def build_fleet(topology: FleetKind, parts: FleetParts, counts: FleetCounts) -> Fleet:
     """Put instances together. In one region nobody crosses a line, and the naive way keeps nothing at MD's side."""
-    split = topology in ("naive-cross-dc", "pdd")
-    main = as_decoder(parts.near) if topology == "same-dc-homogeneous" else parts.far
-    main_region = FAR if split else NEAR
+    split, main = topology in SPLIT, parts.main(topology)
     kinds = (
         (Role.P, counts.p, NEAR, parts.near),
-        (Role.RLD, counts.rld, NEAR, as_decoder(parts.near)),
-        (Role.MD, counts.md, main_region, main),
+        (Role.RLD, counts.rld, NEAR, parts.relay),
+        (Role.MD, counts.md, FAR if split else NEAR, main),
     )
     members = tuple(
         Member(f"{role.value.lower()}{number}", role, region, engine)
         for role, count, region, engine in kinds
         for number in range(count)
     )
-    near, far = (counts.p + counts.rld) * parts.near_store_tokens, counts.md * parts.far_store_tokens
+    stores: dict[str, int] = {}
+    for member in members:
+        stores[member.region] = stores.get(member.region, 0) + member.engine.store_tokens
     return Fleet(
         members,
         (replace(parts.line, source=NEAR, dest=FAR),) if split else (),
         parts.kv_bytes_per_token,
-        parts.block_tokens,
-        stores={NEAR: near, FAR: far} if split else {NEAR: near + far},
+        stores=stores,
         delta_only=topology != "naive-cross-dc",
     )
 
@@ -86,26 +90,33 @@ def topology_rules(topology: FleetKind, rules: Rules) -> Rules:
 
 
 def size_fleet(topology: FleetKind, parts: FleetParts, load: Workload, budget: float) -> FleetCounts:
-    """Divide a budget (of cost an hour) so that prefill and decode are equally busy. At least one instance of each."""
-    main = parts.near if topology == "same-dc-homogeneous" else parts.far
-    need = needs(parts.near, main, load)
-    split, relays = topology in ("naive-cross-dc", "pdd"), topology == "pdd"
-    left = max(0.0, budget - (parts.line.cost if split else 0.0))
-    share = 1 + (RLD_SHARE if relays else 0.0)
-    rate = left / (need.prefill_s * share * parts.near.cost + need.decode_s * main.cost)
-    p = max(1, round(rate * need.prefill_s))
-    rld = max(1, round(p * RLD_SHARE)) if relays else 0
-    md = max(1, int((left - (p + rld) * parts.near.cost) / main.cost + 1e-9))
-    return FleetCounts(p, rld, md)
+    """Divide a budget (of cost an hour) so that most requests can be served. At least one instance of each role."""
+    need = needs(parts.near, parts.main(topology), load)
+    relays = topology == "pdd"
+    left = max(0.0, budget - (parts.line.cost if topology in SPLIT else 0.0))
+    near, main = parts.near.cost, parts.main(topology).cost
+    relay_cost = RLD_SHARE * near if relays else 0.0
+    rate = left / (need.prefill_s * (near + relay_cost) + need.decode_s * main)
+    found: list[tuple[float, FleetCounts]] = []
+    for p in {max(1, int(rate * need.prefill_s)), max(1, int(rate * need.prefill_s) + 1)}:
+        rld = max(1, round(p * relay_cost / parts.relay.cost)) if relays else 0
+        md = max(1, int((left - p * near - rld * parts.relay.cost) / main + 1e-9))
+        if p > 1 and p * near + rld * parts.relay.cost + md * main > left + 1e-9:
+            continue
+        counts = FleetCounts(p, rld, md)
+        found.append((estimate_rate(topology, parts, load, counts), counts))
+    return max(found, key=lambda one: one[0])[1]
 
 
 def estimate_rate(topology: FleetKind, parts: FleetParts, load: Workload, counts: FleetCounts) -> float:
     """Requests in a second that a fleet can serve at most, by the closed form: where a search begins."""
-    main = parts.near if topology == "same-dc-homogeneous" else parts.far
-    need: Needs = needs(parts.near, main, load)
-    rate = min(counts.p / need.prefill_s, counts.md / need.decode_s)
-    if topology not in ("naive-cross-dc", "pdd"):
+    rate = fleet_rate(counts.p, counts.md, needs(parts.near, parts.main(topology), load))
+    if topology not in SPLIT:
         return rate
-    crossing = load.missing_tokens if topology == "pdd" else load.prompt_tokens
-    wan_bytes = max(1.0, crossing * parts.kv_bytes_per_token)
-    return min(rate, parts.line.rate_bytes_per_s / wan_bytes)
+    return min(rate, parts.line.rate_bytes_per_s / wan_bytes(topology, parts, load))
+
+
+def wan_bytes(topology: FleetKind, parts: FleetParts, load: Workload) -> float:
+    """Bytes of a request that cross on average."""
+    crossing = load.prompt_tokens if topology == "naive-cross-dc" else load.missing_tokens
+    return max(1.0, crossing * parts.kv_bytes_per_token)

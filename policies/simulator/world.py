@@ -86,9 +86,14 @@ class World:
         self.crossings = {(line.source, line.dest): self._crossing(line) for line in fleet.lines}
 
     def warm(self, paths: Iterable[Sequence[int]]) -> None:
-        """Begin with these prefixes in every region's store, as after hours of the same traffic."""
-        for blocks in paths:
-            for store in self.stores.values():
+        """Begin with these prefixes in every region's store, as after hours of such traffic: the last that fit."""
+        known = list(paths)
+        for store in self.stores.values():
+            first, room = len(known), store.most
+            while first and len(known[first - 1]) <= room:
+                first -= 1
+                room -= len(known[first])
+            for blocks in known[first:]:
                 store.add(blocks)
 
     def hits(self, row: Row) -> dict[str, Hit | None]:

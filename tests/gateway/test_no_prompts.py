@@ -111,6 +111,7 @@ async def rig(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
                     for name, engine in engines.items()
                 ],
                 "auth": {"secret_env": "PDD_TEST_SECRET"},
+                "rules": {"trace": {"record": True}},
                 "canary_interval_s": 0,
             }
         )
@@ -177,7 +178,7 @@ async def send_every_way(rig: Rig) -> list[httpx.Response]:
     refused += [
         await rig.http.post("/v1/chat/completions", json={}, headers={"authorization": f"Bearer {MARKER}"}),
         await rig.http.get(f"/{MARKER}"),
-        await rig.http.get("/v1/models", headers={"x-api-key": MARKER}),
+        await rig.http.get("/v1/models", headers={"authorization": "Basic eA==", "x-api-key": MARKER}),
     ]
     assert {answer.status_code for answer in refused} <= {400, 401, 404}
     assert (await rig.ask(model=MARKER)).status_code == 404

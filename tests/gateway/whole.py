@@ -1,7 +1,7 @@
 """A whole gateway over fake engines, and a client of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +46,18 @@ async def open_whole(
     redis: SharedRedis,
     engines: Mapping[str, FakeEngine],
     model: Mapping[str, Any] | None = None,
+    spell: Callable[[str], str] = str,
     **settings: Any,
 ) -> AsyncIterator[Whole]:
-    """Run engines, by role, and a gateway until the block ends. ``model``: more settings of the one model."""
+    """Run engines, by role, and a gateway until the block ends. ``model``: more settings of the one model. ``spell``
+    changes engines' URLs.
+    """
     async with AsyncExitStack() as stack:
         for engine in engines.values():
             await stack.enter_async_context(engine)
-        asked = parse_settings({**describe(model_dir, engines, model or {}), **settings})
+        described = describe(model_dir, engines, model or {})
+        described["engines"] = [{**engine, "url": spell(engine["url"])} for engine in described["engines"]]
+        asked = parse_settings({**described, **settings})
         gateway = await asyncio.to_thread(Gateway, asked, MemoryIndex(), redis, True)
         await stack.enter_async_context(gateway)
         server = await stack.enter_async_context(AppServer(gateway.app))

@@ -365,3 +365,13 @@ def test_decisions_repeat(case: tuple[Facts, Snapshot, Rules, random.Random]) ->
         except NoInstance as error:
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
+
+
+def test_kv_that_crosses_while_p_computes_needs_no_relay() -> None:
+    """P has most of the prompt cached and computes the rest for longer than the KV crosses: MD has it in time."""
+    slow = replace(P1, curve=PrefillCurve((1, 10_000), (0.1, 30.0)))
+    hits = {"p1": Hit(19_500), "m1": Hit(0), "r1": Hit(0)}
+    quick = snapshot(slow, R1, M1, links=(link(rate_bytes_per_s=8e8),))
+    assert decide(facts(20_000, hits), quick).plan == Direct("p1", "m1", "hit_within_bound", ROUTE)
+    late = snapshot(slow, R1, M1, links=(link(rate_bytes_per_s=8e8, overlaps_prefill=False),))
+    assert decide(facts(20_000, hits), late).plan.kind == "relay"

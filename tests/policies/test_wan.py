@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.types import Estimate, Hit
-from policies.wan import crossing_s, estimate_transfer, missing_tokens, soonest_s
-from tests.policies.build import KV_BYTES, link, snapshot
+from policies.types import Estimate, Hit, Role
+from policies.valley import PrefillCurve
+from policies.wan import crossing_s, estimate_transfer, missing_tokens, soonest_s, wait_after_prefill_s
+from tests.policies.build import KV_BYTES, instance, link, snapshot
 
 
 @pytest.mark.parametrize(
@@ -85,3 +86,45 @@ def test_missing_is_whole_chunks_and_within_the_prompt(prompt: int, reach: int, 
     missing = missing_tokens(prompt, reach, chunk)
     assert missing % chunk == 0
     assert 0 <= missing <= missing_tokens(prompt, 0, chunk) <= prompt
+
+
+CURVED = instance("p1", Role.P, curve=PrefillCurve((1000, 10_000), (0.1, 1.0)))
+"""A P of 0.1 ms a token."""
+
+
+def test_the_wait_for_kv_is_what_is_left_after_prefill() -> None:
+    """While P computes 5,000 tokens (half a second) the queue gets shorter, and what P had cached crosses."""
+    busy = link(queued_bytes=20_000_000)
+    estimate = estimate_transfer(10_240, Hit(0), busy, snapshot())
+    assert estimate.total_s is not None
+    assert estimate.queue_s == pytest.approx(0.2)
+    half = wait_after_prefill_s(estimate, 10_240, CURVED, Hit(5_240))
+    assert half == pytest.approx(estimate.total_s - 0.5)
+    cold = wait_after_prefill_s(estimate, 10_240, CURVED, Hit(0))
+    assert cold == pytest.approx(estimate.total_s - 0.2)
+
+
+def test_without_a_curve_or_a_hit_nothing_is_taken_off() -> None:
+    """What is not known shortens no wait, and an unknown wait stays unknown."""
+    estimate = estimate_transfer(10_240, Hit(0), link(), snapshot())
+    assert wait_after_prefill_s(estimate, 10_240, instance("p1", Role.P), Hit(0)) == estimate.total_s
+    assert wait_after_prefill_s(estimate, 10_240, CURVED, None) == estimate.total_s
+    unknown = estimate_transfer(10_240, None, link(), snapshot())
+    assert wait_after_prefill_s(unknown, 10_240, CURVED, Hit(0)) is None
+
+
+@given(
+    prompt=st.integers(1, 200_000),
+    main=st.integers(0, 200_000),
+    own=st.integers(0, 200_000),
+    queued=st.integers(0, 10**10),
+)
+def test_the_wait_lies_between_nothing_and_the_whole(prompt: int, main: int, own: int, queued: int) -> None:
+    """It is never longer than the whole crossing, nor shorter by more than P's own time."""
+    estimate = estimate_transfer(prompt, Hit(min(main, prompt)), link(queued_bytes=queued), snapshot())
+    hit = Hit(min(own, prompt))
+    wait = wait_after_prefill_s(estimate, prompt, CURVED, hit)
+    assert wait is not None
+    assert estimate.total_s is not None
+    prefill_s = CURVED.curve.at(max(1, prompt - hit.tokens)) if CURVED.curve else 0.0
+    assert max(0.0, estimate.total_s - prefill_s) - 1e-9 <= wait <= estimate.total_s

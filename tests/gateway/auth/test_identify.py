@@ -7,14 +7,14 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from gateway.auth.failures import Failures
-from gateway.auth.identify import KeyCheck, identify_anyone, read_key
+from gateway.auth.identify import KeyCheck, identify_anyone, read_keys
 from gateway.auth.keys import make_key
 from gateway.auth.tenants import TenantBook, TenantRecord
 from gateway.errors import GatewayError
 from tests.gateway.auth.test_tenants import SECRET, document, key_document
 from tests.gateway.fleet.seams import Clock
 
-KEY = make_key()
+KEY, OTHER = make_key(), make_key()
 
 
 def connection(*headers: tuple[str, str], peer: str | None = "10.0.0.1") -> HTTPConnection:
@@ -25,9 +25,10 @@ def connection(*headers: tuple[str, str], peer: str | None = "10.0.0.1") -> HTTP
 
 @pytest.fixture
 def check() -> KeyCheck:
-    """A check with one tenant and one key."""
+    """A check with two tenants, each with a key."""
     book = TenantBook(SECRET)
-    book.apply([document("tenant", "acme", TenantRecord()), key_document(KEY)])
+    tenants = [document("tenant", name, TenantRecord()) for name in ("acme", "other")]
+    book.apply([*tenants, key_document(KEY), key_document(OTHER, tenant="other")])
     return KeyCheck(book, Failures(2, Clock(0.0)))
 
 
@@ -46,6 +47,13 @@ def test_key_is_found(check: KeyCheck, headers: list[tuple[str, str]]) -> None:
     assert check(connection(*headers)) == "acme"
 
 
+@pytest.mark.parametrize("foreign", ["sk-ant-oat01-abc", "pd", str(make_key())])
+def test_a_foreign_key_beside_a_good_one(check: KeyCheck, foreign: str) -> None:
+    """SEC-102: Authorization is looked at first; the good key decides everything, wherever a foreign one stands."""
+    assert check(connection(("authorization", f"Bearer {KEY}"), ("x-api-key", foreign))) == "acme"
+    assert check(connection(("authorization", f"Bearer {foreign}"), ("x-api-key", str(KEY)))) == "acme"
+
+
 @pytest.mark.parametrize(
     ("headers", "status", "code"),
     [
@@ -53,13 +61,15 @@ def test_key_is_found(check: KeyCheck, headers: list[tuple[str, str]]) -> None:
         ([("authorization", "Bearer ")], 401, "invalid_api_key"),
         ([("authorization", f"Bearer {make_key()}")], 401, "invalid_api_key"),
         ([("authorization", f"Bearer {KEY}, Bearer {KEY}")], 401, "invalid_api_key"),
-        ([("authorization", f"Bearer {KEY}"), ("x-api-key", str(make_key()))], 401, "invalid_api_key"),
+        ([("authorization", f"Bearer {KEY}"), ("x-api-key", str(OTHER))], 401, "invalid_api_key"),
+        ([("authorization", f"Bearer {OTHER}"), ("x-api-key", str(KEY))], 401, "invalid_api_key"),
+        ([("authorization", f"Bearer {make_key()}"), ("x-api-key", str(make_key()))], 401, "invalid_api_key"),
         ([("authorization", f"Bearer {KEY}")] * 2, 400, "duplicate_header"),
         ([("x-api-key", str(KEY)), ("x-api-key", str(make_key()))], 400, "duplicate_header"),
     ],
 )
 def test_everything_else_is_refused(check: KeyCheck, headers: list[tuple[str, str]], status: int, code: str) -> None:
-    """No key, a bad one, two that differ, or one header twice: nobody is let in, and no key is echoed."""
+    """No key, bad ones, two good ones that differ, or one header twice: nobody is let in, and no key is echoed."""
     with pytest.raises(GatewayError) as caught:
         check(connection(*headers))
     assert (caught.value.status, caught.value.code) == (status, code)
@@ -117,8 +127,8 @@ def test_reading_a_key_raises_nothing_else(lines: list[tuple[str, str]]) -> None
     """Any headers give a key, none, or an error for the client."""
     raw = [(name.encode(), value.encode("latin-1")) for name, value in lines]
     try:
-        key = read_key(Headers(raw=raw))
+        keys = read_keys(Headers(raw=raw))
     except GatewayError as error:
         assert error.status in (400, 401)
     else:
-        assert key is None or any(key in value for _, value in lines)
+        assert all(any(key in value for _, value in lines) for key in keys)

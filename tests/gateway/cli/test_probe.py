@@ -31,3 +31,13 @@ async def test_without_a_link_there_is_nothing_to_probe(fleet: Fleet, capsys: py
     """A deployment of one region is no fault."""
     assert await pdd("probe", "--config", await fleet.write(links=[])) == 0
     assert "no link has a P at its one end" in capsys.readouterr().out
+
+
+async def test_chats_that_are_read_otherwise(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    """An engine that makes other prompts of chats is named with their shapes."""
+    fleet.engines["md1"].reads_chat = lambda chat: [1, 2, 3]
+    assert await pdd("probe", "--config", await fleet.write(links=[])) == 0
+    assert "md1 makes other prompts of chats: arguments_cut" in capsys.readouterr().out
+    assert await pdd("probe", "--config", await fleet.write(links=[]), "--json") == 0
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["instance"] == "md1" and "user" in told["reads_otherwise"]

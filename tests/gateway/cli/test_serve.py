@@ -10,6 +10,8 @@ import httpx
 import pytest
 import yaml
 
+from gateway.__main__ import main
+from gateway.version import VERSION
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
 from tests.fakes.script import Script
@@ -66,3 +68,9 @@ async def test_an_answer_that_outlives_its_time_is_told_so(tmp_path: Path, long_
         await process.communicate()
     assert answer.status_code == 200 and json.loads(events[-1])["error"]["code"] == "shutting_down"
     assert len(events) > 1 and process.returncode == 0
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """``pdd --version`` tells the release."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pdd {VERSION}\n"

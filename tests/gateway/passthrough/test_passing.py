@@ -11,9 +11,13 @@ from starlette.types import Message
 
 from gateway.api.prepare import Caller
 from gateway.auth.secrets import Salts
+from gateway.config.document_store import Document
 from gateway.config.paths import PASSED_PATHS
+from gateway.config.rulebook import RULES
 from gateway.errors import GatewayError
 from gateway.http.client import Client
+from gateway.redis.client import SharedRedis
+from gateway.telemetry.trace import read_rows
 from policies.rules import parse_rules
 from tests.fakes.gates import HoldGate
 from tests.fakes.upstream import JSON, NOTHING, SSE, Say
@@ -262,3 +266,14 @@ async def test_internal_fields_and_addresses(rig: Rig) -> None:
             answer = await rig.ask(path, **body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, code)
     assert [upstream.asked for upstream in rig.upstreams] == [[], []]
+
+
+async def test_a_passed_request_leaves_a_line_where_the_rule_says_so(rig: Rig, shared_redis: SharedRedis) -> None:
+    """Its lengths are those that the server told, and its text is nowhere."""
+    rig.upstreams[0].say = Say((b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}',))
+    rig.gateway.rulebook.apply([Document(RULES, "default", 1, 1, 0, "", '{"trace":{"record":true}}')])
+    assert (await rig.ask(CHAT, messages=[{"role": "user", "content": "secret"}])).status_code == 200
+    await rig.gateway.tracer.flush()
+    (row,) = await read_rows(shared_redis.client("test", 5.0), 0)
+    assert (row.input_length, row.output_length, row.plan, row.model) == (3, 4, "passed_on", "guest")
+    assert "secret" not in str(row)

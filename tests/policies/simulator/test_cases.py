@@ -10,7 +10,7 @@ from policies.simulator.topologies import FleetCounts, build_fleet
 from policies.simulator.trace import Row
 from tests.policies.simulator.parts import PARTS, RULES
 
-AGENTS = Agents(requests=120, prompt_tokens=20_000, output_tokens=200, sessions=20)
+AGENTS = Agents(requests=120, prompt_tokens=20_000, output_tokens=200)
 FLEET = build_fleet("pdd", PARTS, FleetCounts(2, 1, 2))
 
 
@@ -27,7 +27,7 @@ def test_a_case_repeats_with_its_seed() -> None:
 
 def test_a_closed_loop_asks_as_often_as_told() -> None:
     """So many agents, so many requests, and never more at once than agents."""
-    traffic = Agents(requests=60, prompt_tokens=5_000, output_tokens=50, sessions=4, running=4, pause_s=0.5)
+    traffic = Agents(requests=60, prompt_tokens=5_000, output_tokens=50, running=4, pause_s=0.5)
     result = run_case(SimulationCase("x", FLEET, RULES, traffic, 1.0), random.Random(1))
     assert result.report.requests == 54
     assert result.report.ttft.p99_s < 1.0
@@ -43,7 +43,7 @@ def test_a_recorded_trace_keeps_its_rows() -> None:
     load = traffic.workload(RULES)
     assert load.prompt_tokens == 1000
     assert load.uncached_tokens == pytest.approx((1000 + 19 * 200) / 20)
-    assert load.itl_s == pace_s(RULES, 10) == pytest.approx(2.0)
+    assert load.itl_s == pace_s(RULES, 10) == pytest.approx(2.5)
 
 
 def test_the_agents_workload_is_what_they_send() -> None:
