@@ -31,6 +31,38 @@ PARTS = frozenset(
 )
 """Types of content parts that are not text."""
 KEYS = frozenset({"audio_url", "file_url", "image_url", "server_url", "url", "video_url"})
+TEXT_KEYS = frozenset(
+    {
+        "arguments",
+        "content",
+        "description",
+        "documents",
+        "input",
+        "instructions",
+        "model",
+        "name",
+        "output",
+        "prompt",
+        "query",
+        "reasoning",
+        "refusal",
+        "stop",
+        "suffix",
+        "system",
+        "text",
+        "text_1",
+        "text_2",
+        "thinking",
+        "title",
+    }
+)
+"""Whose strings people and models read: what begins like an address there is text."""
+SCHEMA_KEYS = frozenset({"input_schema", "json_schema", "metadata", "parameters", "schema"})
+"""What is below them is nothing that anybody fetches."""
+DATA_KEYS = frozenset({"b64_json", "data", "file_data", "signature"})
+"""Base64, in which a JPEG begins with a slash."""
+_ADDRESS = re.compile(r"\s*([a-z][a-z0-9+.-]*:|[/\\~]|\.\.?[/\\])", re.IGNORECASE)
+_WITH_SCHEME = re.compile(r"\s*[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 PRIVATE_SUFFIXES = (".arpa", ".internal", ".lan", ".local", ".localdomain", ".localhost", ".svc")
 _UNCLEAR = re.compile(r"[\x00-\x20\x7f\\]|[^\x00-\x7f]")
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9])?)+")
@@ -41,20 +73,32 @@ _EMBEDDING = (
 )
 
 
-def check_media(value: Any, path: str = "") -> None:
-    """Refuse addresses that are not public ones. Raises GatewayError. ``value``: of ``parse_object``, so never deep."""
-    if isinstance(value, dict):
-        for name, entry in value.items():
-            place = f"{path}.{name}" if path else name
-            if name in KEYS and isinstance(entry, str):
-                if not is_public(entry):
-                    raise bad_field(path or name, "This address may not be asked for.", "forbidden_url")
-            elif isinstance(entry, dict | list):
-                check_media(entry, place)
+def check_media(value: Any, path: str = "", name: str = "") -> None:
+    """Refuse addresses that are not public ones. Raises GatewayError. ``value``: of ``parse_object``, so never deep.
+
+    ``name``: the key that ``value`` stands under. Any string is looked at that begins as an address or a path does,
+    whatever its key, but for text.
+    """
+    if isinstance(value, str):
+        if is_address(value, name) and not is_public(value):
+            raise bad_field(path or name, "This address may not be asked for.", "forbidden_url")
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            if key not in SCHEMA_KEYS:
+                # The place of a string is that of its object: the address itself is not to be repeated.
+                check_media(entry, path if isinstance(entry, str) and path else f"{path}.{key}" if path else key, key)
     elif isinstance(value, list):
         for rank, entry in enumerate(value):
-            if isinstance(entry, dict | list):
-                check_media(entry, f"{path}[{rank}]")
+            check_media(entry, f"{path}[{rank}]", name)
+
+
+def is_address(text: str, name: str) -> bool:
+    """Say whether a string under a key is one that a server may take for an address to fetch, or for a path."""
+    if name in KEYS:
+        return True
+    if name in TEXT_KEYS:
+        return False
+    return (_WITH_SCHEME if name in DATA_KEYS else _ADDRESS).match(text) is not None
 
 
 def has_media(value: JsonObject) -> bool:

@@ -17,12 +17,26 @@ CHALLENGE = 'Bearer, Basic realm="pdd operator", charset="UTF-8"'
 """Browsers know Basic only, and ask for a name and a password then."""
 
 
+FORWARDING_HEADERS = (
+    "cf-connecting-ip",
+    "forwarded",
+    "true-client-ip",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-real-ip",
+)
+
+
 @dataclass(frozen=True, slots=True)
 class AdminAuth:
     """The way to the operator's pages on one listener. It is shut, or open to all, or has a key that no tenant has."""
 
     is_open: bool = False
     key: bytes | None = field(default=None, repr=False)
+    is_local: bool = False
+    """Open to this machine's own requests only, not to those that a proxy on it hands on."""
     failures: Failures = field(default_factory=lambda: Failures(FAILURES_PER_MIN))
 
     @property
@@ -33,7 +47,7 @@ class AdminAuth:
     def lets_in(self, connection: HTTPConnection) -> bool:
         """Say whether a request may see what is behind it. Raises GatewayError where its headers differ."""
         if self.key is None:
-            return self.is_open
+            return self.is_open and not (self.is_local and is_forwarded(connection.headers))
         given = read_password(connection.headers) or next(iter(read_keys(connection.headers)), None)
         return given is not None and hmac.compare_digest(given.encode("latin-1", "replace"), self.key)
 
@@ -46,6 +60,11 @@ class AdminAuth:
             raise GatewayError(429, "Too many requests with bad keys from this address.", retry_after_s=wait_s)
         message = "The operator's key is needed: Authorization: Bearer KEY, or in a browser as the password."
         raise GatewayError(401, message, code="invalid_api_key", headers={"www-authenticate": CHALLENGE})
+
+
+def is_forwarded(headers: Headers) -> bool:
+    """Say whether a proxy handed a request on: then it is not its sender that stands at the other end."""
+    return any(name in headers for name in FORWARDING_HEADERS)
 
 
 def read_password(headers: Headers) -> str | None:

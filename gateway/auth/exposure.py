@@ -29,7 +29,9 @@ def find_admin_access(settings: Settings) -> AdminAccess:
     except BadSecret as error:
         raise BadSettings(f"admin.key_env: {error}") from None
     if admin.listen is None:
-        return AdminAccess(AdminAuth(key is None and is_private(settings), key), AdminAuth())
+        # Where clients need keys, one of them must not see by being near what all of them do.
+        is_open = key is None and is_private(settings) and not settings.auth.asks_for_keys
+        return AdminAccess(AdminAuth(is_open, key, is_local=True), AdminAuth())
     host = parse_listen(admin.listen)[0]
     if key is not None and admin.open:
         raise BadSettings("admin.open: a key is asked for, as there is admin.key_env")
@@ -38,7 +40,7 @@ def find_admin_access(settings: Settings) -> AdminAccess:
             f"admin.key_env: not set, and {host} of admin.listen can be reached from elsewhere; set it, listen on "
             "127.0.0.1, or say admin.open: true"
         )
-    return AdminAccess(AdminAuth(), AdminAuth(key is None, key))
+    return AdminAccess(AdminAuth(), AdminAuth(key is None, key, is_local=not admin.open))
 
 
 def is_private(settings: Settings) -> bool:

@@ -83,8 +83,8 @@ class AdminSettings(Section, frozen=True):
     listen: Annotated[
         Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$")] | None,
         Meta(
-            description="HOST:PORT of their own listener. null: they are on ``listen`` if that is loopback or there is "
-            "a key, and else nowhere."
+            description="HOST:PORT of their own listener. null: they are on ``listen`` if there is a key, or if that "
+            "is loopback and clients need none, and else nowhere."
         ),
     ] = None
     key_env: Annotated[

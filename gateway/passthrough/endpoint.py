@@ -87,6 +87,8 @@ class PassthroughService:
         model = find_model(named[0].content.decode("utf-8", "replace") if named else None, caller)
         left_out = find_internal((part.name for part in parts), caller.rules.client_fields)
         parts = [part for part in parts if part.name not in left_out]
+        if caller.rules.client_fields.urls == "public":
+            check_media({part.name: part.content.decode("utf-8", "replace") for part in parts if part.filename is None})
         request_id = f"req-{uuid.uuid4().hex}"
         named[0] = replace(named[0], content=model.encode())
         data, content_type = write_form([named[0] if part.name == "model" else part for part in parts])

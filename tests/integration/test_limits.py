@@ -109,6 +109,7 @@ async def pair(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Asy
         store = await stack.enter_async_context(open_documents(url))
         engines = [engine | {"region": "a"} for engine in fleet.settings()["engines"]]
         settings = {"engines": engines, "links": [], "redis_url": url, "auth": {"secret_env": "PDD_SECRET"}}
+        settings["admin"] = {"key_env": "PDD_SECRET"}
         config = await fleet.write(**settings, canary_interval_s=0)
         many = httpx.Limits(max_connections=200)
         client = await stack.enter_async_context(httpx.AsyncClient(timeout=60.0, limits=many))
@@ -178,7 +179,8 @@ async def test_slots_are_free_after_500_aborts(pair: Pair) -> None:
     assert await eventually(are_free, 5)
     answers = await asyncio.gather(*(tenant.ask(number % 2) for number in range(8)))
     assert [answer.status_code for answer in answers] == [200] * 8
-    page = (await pair.client.get(f"{pair.urls[0]}/metrics")).text
+    operator = {"authorization": f"Bearer {SECRET.decode()}"}
+    page = (await pair.client.get(f"{pair.urls[0]}/metrics", headers=operator)).text
     assert "pdd_limits_local 0.0" in page and "pdd_waiting 0.0" in page
 
 

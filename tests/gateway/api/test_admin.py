@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from gateway.api.app import ApiState, build_admin_app, build_app
-from gateway.auth.admin import AdminAuth
+from gateway.auth.admin import FORWARDING_HEADERS, AdminAuth
 from gateway.auth.failures import Failures
 from tests.fakes.server import AppServer
 
@@ -31,6 +31,19 @@ async def test_shut_door(not_ready: ApiState) -> None:
             answer = await http.get("/ready")
             assert (answer.status_code, answer.json()) == (503, {"ready": False})
             assert (await http.get("/health")).json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize("name", FORWARDING_HEADERS)
+async def test_what_a_proxy_hands_on_is_never_local(not_ready: ApiState, name: str) -> None:
+    """Where the pages are this machine's own, a proxy on it lets nobody see them; a door that is open to all stays."""
+    for is_local in (True, False):
+        auth = AdminAuth(is_open=True, is_local=is_local)
+        async with AppServer(build_app(replace(not_ready, admin_auth=auth))) as server:
+            async with httpx.AsyncClient(base_url=server.url) as http:
+                for page in PAGES:
+                    assert (await http.get(page)).status_code == 200
+                    forwarded = await http.get(page, headers={name: "192.0.2.1"})
+                    assert forwarded.status_code == (401 if is_local else 200)
 
 
 async def test_door_with_a_key(not_ready: ApiState) -> None:

@@ -91,6 +91,14 @@ def test_never_fails(text: str) -> None:
         ({"input": [{"content": [{"type": "input_file", "file_url": "http://10.0.0.1/"}]}]}, "input[0].content[0]"),
         ({"tools": [{"type": "mcp", "server_url": "http://localhost:1/"}]}, "tools[0]"),
         ({"messages": [{"content": [{"source": {"type": "url", "url": "http://127.0.0.1"}}]}]}, None),
+        ({"image": "file:///etc/passwd"}, "image"),
+        ({"image": "/etc/passwd"}, "image"),
+        ({"image": "../secrets"}, "image"),
+        ({"mask": " FILE:/etc/passwd"}, "mask"),
+        ({"image": "C:\\keys"}, "image"),
+        ({"messages": [{"content": [{"type": "image_url", "image_url": ["http://10.0.0.1/a"]}]}]}, None),
+        ({"tools": [{"type": "mcp", "connector_url": "http://localhost:1/"}]}, "tools[0]"),
+        ({"input": [{"content": [{"type": "input_file", "file_data": "file:///etc/passwd"}]}]}, None),
     ],
 )
 def test_finds_addresses(body: Any, param: str | None) -> None:
@@ -110,6 +118,12 @@ def test_leaves_the_rest_alone() -> None:
                 {"content": "see file:///etc/passwd"},
                 {"content": [{"type": "text", "text": "http://10.0.0.1"}]},
             ],
+            "input": ["/etc/passwd is a file", "http://10.0.0.1"],
+            "prompt": "/help",
+            "image": "iVBORw0KGgo=",
+            "source": {"type": "base64", "media_type": "image/jpeg", "data": "/9j/4AAQSkZJRg=="},
+            "voice": "alloy",
+            "response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "/x/"}}},
             "tools": [{"function": {"parameters": {"properties": {"url": {"type": "string"}}}}}],
         }
     )

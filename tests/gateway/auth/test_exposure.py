@@ -26,6 +26,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, "open", "shut"),
         ({"listen": "0.0.0.0:80"}, "shut", "shut"),
+        ({"auth": {"secret_env": "PDD_TEST_ADMIN"}}, "shut", "shut"),
         ({"trusted_proxies": ["10.0.0.0/8"]}, "shut", "shut"),
         ({"admin": {"key_env": "PDD_TEST_ADMIN"}}, "key", "shut"),
         ({"listen": "0.0.0.0:80", "admin": {"key_env": "PDD_TEST_ADMIN"}}, "key", "shut"),
