@@ -13,7 +13,7 @@ from gateway.index.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from gateway.index.ingest import IngestTimes
 from gateway.index.leased import LeasedIngest
 from gateway.index.mirror import Mirror
-from gateway.index.store import ModelStore, StoreLimits
+from gateway.index.store import ModelStore, Note, StoreLimits
 from gateway.index.types import CacheHit, CacheSpec, IndexStats
 from gateway.redis.client import AWAY, SharedRedis
 from gateway.tasks import TaskSet
@@ -87,6 +87,8 @@ class LocalIndex:
 
 
 _NOTES_QUEUED = 1_000
+_GATHERED_S = 0.02
+"""Notes that come within it are one step of Redis, and one read of every process that follows."""
 _PROMPTS_KEPT = 8
 """Whose blocks were named last: requests are set up one after another, and their legs soon follow."""
 _NEWS_SHARE = 0.1
@@ -124,7 +126,7 @@ class RedisIndex(LocalIndex):
         self._followers: dict[str, Follower] = {}
         self._ingests: dict[str, LeasedIngest] = {}
         self._tasks = TaskSet()
-        self._notes: asyncio.Queue[tuple[CacheSpec, int, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
+        self._notes: asyncio.Queue[Note] = asyncio.Queue(_NOTES_QUEUED)
 
     async def start(self) -> None:
         """See ``PrefixIndex.start``."""
@@ -187,11 +189,18 @@ class RedisIndex(LocalIndex):
 
     async def _send_notes(self) -> None:
         while True:
-            spec, rank, block_keys = await self._notes.get()
-            try:
-                await self._store_of(spec.model).note(spec, rank, block_keys, self._predicted_ttl_s)
-            except AWAY:
-                self._counters["dropped_notes"] += 1
+            by_model: dict[str, list[Note]] = {}
+            note = await self._notes.get()
+            by_model[note[0].model] = [note]
+            await asyncio.sleep(_GATHERED_S)
+            while not self._notes.empty():
+                note = self._notes.get_nowait()
+                by_model.setdefault(note[0].model, []).append(note)
+            for model, notes in by_model.items():
+                try:
+                    await self._store_of(model).note(notes, self._predicted_ttl_s)
+                except AWAY:
+                    self._counters["dropped_notes"] += len(notes)
 
     def _store_of(self, model: str) -> ModelStore:
         store = self._stores.get(model)
