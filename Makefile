@@ -10,7 +10,7 @@ QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
 .PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-families e2e-gpu e2e-on-gpu \
-	e2e-nixl bench trace conformance chaos soak clean
+	e2e-nixl bench bench-gateway trace conformance chaos soak clean
 
 install: .venv/.installed
 
@@ -99,6 +99,10 @@ e2e-nixl: install .venv-e2e/.installed
 
 bench: install
 	$(BIN)/python -m tests.bench
+
+# CPU of the whole gateway in each plan beside a raw copy and nginx; BENCH_JSON=FILE writes the figures.
+bench-gateway: install
+	$(BIN)/python -m tests.bench gateway
 
 # How this gateway reads and writes beside others, as figures; CONFORMANCE_JSON=FILE writes them, CONFORMANCE_WHEELS=FOLDER
 # keeps what it downloads. A part that cannot run says why.
