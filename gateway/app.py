@@ -39,6 +39,7 @@ from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.http.cors import Cors
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
+from gateway.limits.overload import LoadGuard
 from gateway.operator.explain import Explainer
 from gateway.operator.routes import Operator, operator_routes
 from gateway.operator.view import OperatorView
@@ -125,7 +126,8 @@ class Gateway:
         self._stack = AsyncExitStack()
         self._tasks = TaskSet()
         self.metrics = Metrics()
-        self.loop_watch = LoopWatch(self.metrics.registry)
+        load = LoadGuard()
+        self.loop_watch = LoopWatch(self.metrics.registry, on_tick=load.note)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
@@ -154,7 +156,7 @@ class Gateway:
         learning = Learning(time.monotonic)
         self.ledger = Ledger(redis, learning, list(self.served))
         self.tenancy = Tenancy(
-            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._places
+            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._places, load
         )
         self.tracer = Tracer(
             redis.client("trace", TRACE_TIMEOUT_S),
