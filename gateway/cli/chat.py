@@ -1,6 +1,7 @@
 """``pdd chat``: asks a gateway from the terminal, and shows who made each token of the answer."""
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,11 +21,9 @@ from gateway.cli.asking import (
     CannotAsk,
     add_gateway,
     check_answer,
-    open_client,
     open_console,
     plain,
     run_asking,
-    spell_failure,
 )
 from gateway.operator.colours import ROLE_STYLES
 
@@ -59,17 +58,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask; the exit status."""
 
-    async def work() -> None:
+    def work(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
         console = open_console()
-        async with open_client(args) as client:
-            try:
-                talk = Talk(client, console, args.model or await find_model(client), args.tokens, args.long)
-                for prompt in read_prompts(args, console):
-                    await talk.ask(prompt)
-            except httpx.HTTPError as error:
-                raise CannotAsk(spell_failure(client, error)) from None
+        model = args.model or runner.run(find_model(client))
+        talk = Talk(client, console, model, args.tokens, args.long)
+        # Prompts are read outside of the loop, which would keep Ctrl-C for itself.
+        for prompt in read_prompts(args, console):
+            runner.run(talk.ask(prompt))
 
-    return run_asking("chat", work)
+    return run_asking("chat", args, work)
 
 
 def read_prompts(args: argparse.Namespace, console: Console) -> Iterable[str]:

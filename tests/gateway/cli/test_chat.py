@@ -68,9 +68,10 @@ async def talk(gateway: ScriptedGateway, *prompts: str, colour: bool = False, lo
 
 async def test_without_colour_marks_tell_who_made_what() -> None:
     """Each change of role is marked, the text between the marks is the answer's own, and figures follow."""
-    told = await talk(ScriptedGateway([*RELAYED, USAGE]), "Well?")
+    rest = {"choices": [{"delta": {"content": "\ufffd"}}]}
+    told = await talk(ScriptedGateway([*RELAYED, rest, USAGE]), "Well?")
     text, figures = told.splitlines()
-    assert text == "|P|The|RLD| fox runs|MD|."
+    assert text == "|P|The|RLD| fox runs|MD|.\ufffd"
     assert re.fullmatch(
         r"tokens P 1, RLD 3, MD 1 · relay \(wan slow\) · first token after [\d.]+ m?s · longest joint gap [\d.]+ m?s · "
         r"prompt 5012 tokens, 12 of them cached · 20.1 MB over the line · request r1",
@@ -86,6 +87,12 @@ async def test_with_colour_joints_are_bars() -> None:
     assert re.sub("\x1b\\[[\\d;]*m", "", text) == "The┃ fox runs┃."
     assert text.index(violet) < text.index("The") < text.index(amber) < text.index("fox") < text.index(teal)
     assert all(colour in figures for colour in (violet, amber, teal))
+
+
+async def test_tokens_are_counted_by_chunks_where_no_ids_are_told() -> None:
+    """Some servers that requests are passed on to know nothing of ids."""
+    told = await talk(ScriptedGateway([spell_chunk(None, "Yes", 0), spell_chunk(None, ".", 0)]), "Well?")
+    assert "tokens other 2" in told
 
 
 async def test_a_stream_that_steers_the_terminal_does_not() -> None:
@@ -148,7 +155,7 @@ async def test_a_relay_shows_both_decoders(desk: Desk, capsys: pytest.CaptureFix
     """A long prompt is relayed: P's token, then RLD's."""
     assert await pdd("chat", "--url", str(desk.client.base_url), "--tokens", "40", "--long") == 0
     told = capsys.readouterr().out
-    assert "|P|" in told and "|RLD|" in told and "relay (wan slow)" in told
+    assert "|RLD|" in told and "tokens P 1, RLD 39 · relay (wan slow)" in told
 
 
 async def test_refusals_are_told_in_plain_words(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
