@@ -136,8 +136,8 @@ class Gateway:
             self.trust,
             self.sizes,
         )
-        learning = Learning(time.monotonic)
-        self.ledger = Ledger(redis, learning, list(self.served))
+        self.learning = Learning(time.monotonic)
+        self.ledger = Ledger(redis, self.learning, list(self.served))
         self.tenancy = Tenancy(
             settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self.pools.places
         )
@@ -154,7 +154,7 @@ class Gateway:
             trust=self.trust,
             index=self.index,
             rulebook=self.rulebook,
-            learning=learning,
+            learning=self.learning,
             sessions=Sessions(),
             aligner=self.aligner,
             timelines=self.timelines,
@@ -267,6 +267,7 @@ class Gateway:
             passing=self.passing,
             redis=redis,
             ledger=self.ledger,
+            learning=self.learning,
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,
