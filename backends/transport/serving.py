@@ -79,6 +79,8 @@ class ServedApp:
     doors: Doorkeeper | None = None
     """Counts connections, of a protocol that is a ``Guest``; None: nobody does."""
     handshake_timeout_s: float = 30.0
+    is_shared: bool = False
+    """Whether other processes accept at the same listener."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -179,7 +181,7 @@ def open_doors(site: ServedApp, config: uvicorn.Config, state: ServerState) -> A
         guest: Guest = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[assignment, call-arg]
         return guest
 
-    return Acceptor(site.listener, make_guest, site.doors, config.ssl, site.handshake_timeout_s)
+    return Acceptor(site.listener, make_guest, site.doors, config.ssl, site.handshake_timeout_s, site.is_shared)
 
 
 class _Server(uvicorn.Server):

@@ -182,6 +182,11 @@ class Metrics:
         self.refused = Counter(
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
+        self.most_carried = Gauge(
+            "pdd_requests_carried_most",
+            "Requests that this process takes at once, as its last overload showed; +Inf: it had none",
+            registry=registry,
+        )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
         self.reads_otherwise = LiveGauges(
             {"pdd_reads_otherwise": "1 for each shape of chat that an instance makes another prompt of"},

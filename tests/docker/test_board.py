@@ -52,6 +52,7 @@ NOT_SHOWN = {
         "pdd_tenant_wan_bytes_total",
     },
     "of clients' mistakes, or rare": {"pdd_fused_left_total", "pdd_unread_tool_arguments_total", "pdd_loop_tasks"},
+    "how a full process refuses; what it refused is shown": {"pdd_loop_lag_seconds", "pdd_requests_carried_most"},
     "first bytes of passed answers are their servers' own": {"pdd_passed_first_byte_seconds"},
     "by model in `pdd usage`": {"pdd_external_tokens_total"},
 }

@@ -79,12 +79,17 @@ class VllmKit:
         chunk_tokens: int = 256,
         options: Callable[[str], Sequence[str]] = lambda name: (),
         environment: Mapping[str, str] = MappingProxyType({}),
+        server_options: Sequence[str] = (),
     ) -> None:
-        """``options`` and ``environment``: what vLLM is told beside the usual; options by the engine's name."""
+        """``options`` (by the engine's name) and ``environment``: what vLLM is told beside the usual.
+
+        ``server_options``: what the LMCache servers are.
+        """
         self.chunk_tokens = chunk_tokens
         self.kv_name: str | None = str(model)
         self._options = options
         self._environment = {**QUIET, **environment}
+        self._server_options = server_options
         self._python = str(python)
         self._servers: dict[str, tuple[int, int]] = {}
 
@@ -113,6 +118,7 @@ class VllmKit:
         command += ["--l1-size-gb", str(L1_GB), "--eviction-policy", "LRU", "--supported-transfer-mode", "auto"]
         command += ["--shm-name", "", "--disable-metrics", "--l2-adapter", json.dumps(store)]
         command += ["--l2-prefetch-policy", "retain"] if place == FAR else []
+        command += self._server_options
         return Group(f"lmcache-{place}", cluster.folder, f"http://127.0.0.1:{http_port}", "/healthcheck", command)
 
     def engine(self, cluster: Cluster, name: str, listen: str = "127.0.0.1:0") -> Child:

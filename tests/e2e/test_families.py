@@ -29,7 +29,7 @@ pytestmark = [
 WORDS = 900
 TOKENS = 120
 CHUNK_TOKENS = 256
-NEEDED_GB = 8
+NEEDED_GB = 7
 ADAPTER = "law"
 LEAST_DIFFERENT_IDS = 8
 """In an answer that follows from its context."""
@@ -44,6 +44,7 @@ class Family:
     served: tuple[str, ...] = (MODEL,)
     changes: Callable[[dict[str, Any]], dict[str, Any]] = lambda settings: {}
     environment: Mapping[str, str] = field(default_factory=dict)
+    server_options: tuple[str, ...] = ()
 
 
 def _serve_adapter(name: str, folder: Path) -> list[str]:
@@ -85,10 +86,17 @@ def _with_shards(settings: dict[str, Any]) -> dict[str, Any]:
     return {"links": [link | {"world_size": 2, "dest_world_size": 1}]}
 
 
+# As with GPUs: the way that LMCache takes on CPUs unless told otherwise knows one group of layers.
+GROUPS = {"LMCACHE_MP_TRANSFER_MODE": "lmcache_driven"}
 FAMILIES = {
     "mla": Family(make_mla, lambda name, folder: ["--attention-backend", "CPU_MLA"]),  # AMX's knows no float32
-    # As with GPUs: the way that LMCache takes on CPUs unless told otherwise knows one group of layers.
-    "hybrid": Family(make_hybrid, environment={"LMCACHE_MP_TRANSFER_MODE": "lmcache_driven"}),
+    "hybrid": Family(make_hybrid, environment=GROUPS),
+    "hybrid_groups": Family(
+        make_hybrid,
+        changes=lambda settings: {"links": [settings["links"][0] | {"separate_object_groups": True}]},
+        environment=GROUPS,
+        server_options=("--separate-object-groups",),
+    ),
     "lora": Family(options=_serve_adapter, served=(MODEL, ADAPTER), changes=_with_adapter),
     "dp2": Family(options=_two_ranks, changes=_with_ranks),
     "tp_reshard": Family(options=_two_shards, changes=_with_shards),
@@ -123,7 +131,14 @@ async def stage(
         pytest.skip(f"NOT RUN: {reason}")
     family, folder = FAMILIES[request.param], tmp_path_factory.mktemp(request.param)
     model = family.make_model(folder / "model")
-    kit = VllmKit(python, model, CHUNK_TOKENS, lambda name: family.options(name, folder), family.environment)
+    kit = VllmKit(
+        python,
+        model,
+        CHUNK_TOKENS,
+        lambda name: family.options(name, folder),
+        family.environment,
+        family.server_options,
+    )
     plan = ClusterPlan(model, rate_mbit=RATE_MBIT, delay_ms=15.0, counts=(1, 0, 1), kit=kit)
     async with run_cluster(plan, logging.getLogger(__name__).info) as cluster:
         settings = _relay_beside_prefill(cluster)

@@ -110,8 +110,14 @@ class Regions:
 
     @contextmanager
     def relay_kept_to(self, tokens: int, of: int) -> Iterator[None]:
-        """In the block RLD gives but ``tokens`` ``of`` an answer's until MD writes, which so has something to do."""
-        with self.holds.hold(Hold("relay", left=of - tokens, until_main=True)):
+        """In the block RLD, or the P in its place, gives but ``tokens`` ``of`` an answer's until MD writes.
+
+        So MD has something to do.
+        """
+        left = of - tokens
+        relay = Hold("relay", left=left, until_main=True)
+        fused = Hold("prefill", after=2, left=left, until_main=True)  # any other P gives one token
+        with self.holds.hold(relay), self.holds.hold(fused):
             yield
 
     @asynccontextmanager

@@ -37,8 +37,9 @@ async def test_main_reads_what_other_ranks_made(forker: Forker, source: int, des
         (link,) = cluster.settings("127.0.0.1:0")["links"]
         link |= {"world_size": source, "dest_world_size": dest}
         async with open_front(cluster, {"rules": RELAYED, "links": [link]}) as regions:
-            async with regions.ask(WORDS, TOKENS) as asked:
-                await asked.read()
+            with regions.relay_kept_to(TOKENS // 2, of=TOKENS):
+                async with regions.ask(WORDS, TOKENS) as asked:
+                    await asked.read()
             assert asked.done and asked.error is None
             assert asked.ids == await regions.alone(asked, TOKENS)
             assert (asked.roles[0], asked.roles[-1]) == ("P", "MD")

@@ -64,7 +64,8 @@ async def test_a_relayed_answer_has_the_colours_of_its_trace(sites: Sites, brows
     """Each stretch of text is in the colour of who made it, joints are marked, and the timeline is drawn."""
     async with open_page(browser, sites.regions.base_url) as seen:
         await seen.open("playground")
-        told = await ask_in_playground(seen.page, 250, 400)
+        with sites.regions.relay_kept_to(200, of=400):
+            told = await ask_in_playground(seen.page, 250, 400)
         stretches: list[list[str]] = []
         for event in told:
             for choice in event["choices"]:
