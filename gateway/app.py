@@ -153,8 +153,8 @@ class Gateway:
             self.trust,
             self.sizes,
         )
-        learning = Learning(time.monotonic)
-        self.ledger = Ledger(redis, learning, list(self.served))
+        self.learning = Learning(time.monotonic)
+        self.ledger = Ledger(redis, self.learning, list(self.served))
         self.tenancy = Tenancy(
             settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._places, load
         )
@@ -171,7 +171,7 @@ class Gateway:
             trust=self.trust,
             index=self.index,
             rulebook=self.rulebook,
-            learning=learning,
+            learning=self.learning,
             sessions=Sessions(),
             aligner=self.aligner,
             timelines=self.timelines,
@@ -287,6 +287,7 @@ class Gateway:
             passing=self.passing,
             redis=redis,
             ledger=self.ledger,
+            learning=self.learning,
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,

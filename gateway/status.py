@@ -13,6 +13,7 @@ from gateway.config.rulebook import RULES, RuleBook
 from gateway.fleet.canaries import CanaryWatch
 from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
+from gateway.fleet.learning import Learning
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
@@ -45,6 +46,7 @@ class Status:
     passing: PassthroughService
     redis: SharedRedis
     ledger: Ledger
+    learning: Learning
     live: LiveDocuments
     rulebook: RuleBook
     tenancy: Tenancy
@@ -123,6 +125,7 @@ class Status:
                 one.in_flight,
                 bool(one.fingerprint),
                 one.leaks_salts,
+                one.view(now_s).load,
             )
             for one in self.pools.instances
         }
@@ -133,6 +136,9 @@ class Status:
             for shape in shapes
         }
         self.trust.show_metrics(self.links.views().keys(), self.served)
+        self.links.show_metrics(self.metrics)
+        if self.rulebook.known:
+            self.learning.show_metrics(self.served, self.rulebook.of("default").singular, self.metrics)
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)
