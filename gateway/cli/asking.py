@@ -66,6 +66,8 @@ def run_asking(name: str, args: argparse.Namespace, work: Callable[[asyncio.Runn
                 work(runner, client)
             except httpx.HTTPError as error:
                 raise CannotAsk(spell_failure(client, error)) from None
+            except msgspec.DecodeError:
+                raise CannotAsk(f"{client.base_url} answers, and not as a gateway does") from None
             finally:
                 runner.run(client.aclose())
     except CannotAsk as error:

@@ -104,7 +104,7 @@ async def follow(client: httpx.AsyncClient, state: WatchedState, note: Callable[
             state.lost = "the gateway has ended its stream"
         except httpx.HTTPError as error:
             state.lost = spell_failure(client, error)
-        except (CannotAsk, EventTooLarge) as error:
+        except (CannotAsk, EventTooLarge, msgspec.DecodeError) as error:
             state.lost = str(error)
         if not state.sections:
             raise CannotAsk(state.lost)
