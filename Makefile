@@ -10,7 +10,7 @@ QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
 .PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-families e2e-gpu e2e-on-gpu \
-	e2e-nixl bench trace conformance compat chaos soak clean
+	e2e-nixl bench bench-gateway trace conformance compat chaos soak mutate sbom clean
 
 install: .venv/.installed
 
@@ -100,6 +100,10 @@ e2e-nixl: install .venv-e2e/.installed
 bench: install
 	$(BIN)/python -m tests.bench
 
+# CPU of the whole gateway in each plan beside a raw copy and nginx; BENCH_JSON=FILE writes the figures.
+bench-gateway: install
+	$(BIN)/python -m tests.bench gateway
+
 # How this gateway reads and writes beside others, as figures; CONFORMANCE_JSON=FILE writes them, CONFORMANCE_WHEELS=FOLDER
 # keeps what it downloads. A part that cannot run says why.
 conformance: install
@@ -125,6 +129,14 @@ chaos: install
 # Mixed load for ten minutes (SOAK_S), after which nothing may have grown; SOAK_JSON=FILE writes the figures.
 soak: install
 	$(BIN)/python -m tests.chaos.soak
+
+# Changes one thing after the other in a sample of modules, and prints what their tests did not notice (MUTANTS, MUTATE_SEED).
+mutate: install
+	$(BIN)/python -m tests.mutate
+
+# What is installed, as a CycloneDX list: make sbom > sbom.json
+sbom: install
+	@$(BIN)/python -m tests.sbom
 
 clean:
 	rm -rf .venv .venv-e2e .venv-e2e-gpu .venv-compat .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis

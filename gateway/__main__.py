@@ -9,6 +9,8 @@ from gateway.version import VERSION
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("gateway.cli.serve", "run the gateway"),
+    "top": ("gateway.cli.top", "watch a gateway's fleet, lines and requests in the terminal"),
+    "chat": ("gateway.cli.chat", "ask a gateway, and see who made each token of the answer"),
     "explain": ("gateway.cli.explain", "show what the gateway would do with a request, and why"),
     "index": ("gateway.cli.index", "show what the prefix index knows of the engines' caches"),
     "rules": ("gateway.cli.rules", "read, check, change and take back the live rules"),

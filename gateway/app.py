@@ -39,6 +39,7 @@ from gateway.fleet.topology import TOPOLOGY, LiveTopology
 from gateway.http.cors import Cors
 from gateway.index.metered import MeteredIndex
 from gateway.index.types import PrefixIndex
+from gateway.limits.overload import LoadGuard
 from gateway.operator.explain import Explainer
 from gateway.operator.routes import Operator, operator_routes
 from gateway.operator.view import OperatorView
@@ -53,6 +54,7 @@ from gateway.tasks import TaskSet, run_every
 from gateway.telemetry.access import AccessLog, AccessWriter
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.siblings import Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.telemetry.trace import Tracer
 from gateway.tenancy import Tenancy, open_index
@@ -61,32 +63,44 @@ from policies.rules import RelayRules
 log = logging.getLogger(__name__)
 
 PRIVATE_REDIS_BYTES = 512 << 20
+PRIVATE_STATE = "no redis_url: state is in a private server and ends with this process"
 PAGE_TIMEOUT_S = 2.0
 TRACE_TIMEOUT_S = 5.0
 
 
 @asynccontextmanager
-async def open_gateway(settings: Settings, has_rules: bool = False) -> AsyncIterator["Gateway"]:
+async def open_gateway(
+    settings: Settings, has_rules: bool = False, siblings: Siblings | None = None
+) -> AsyncIterator["Gateway"]:
     """Run a gateway until the block ends. Raises BadSettings."""
     async with open_redis(settings) as redis:
         if find_redis(settings) is None:
-            log.warning("no redis_url: state is in a private server and ends with this process")
-        async with Gateway(settings, open_index(settings, redis), redis, has_rules) as gateway:
+            log.warning(PRIVATE_STATE)
+        index = open_index(settings, redis)
+        async with Gateway(settings, index, redis, has_rules, siblings=siblings) as gateway:
             yield gateway
 
 
 @asynccontextmanager
 async def open_redis(settings: Settings) -> AsyncIterator[SharedRedis]:
-    """Give the Redis that is named, or a private Valkey that ends with the block. Raises BadSettings."""
+    """Reach the Redis that is named, or a private Valkey that ends with the block. Raises BadSettings."""
+    async with find_or_run_redis(settings) as redis_url, SharedRedis(redis_url) as redis:
+        yield redis
+
+
+@asynccontextmanager
+async def find_or_run_redis(settings: Settings) -> AsyncIterator[str]:
+    """Give the address of the Redis that is named, or of a private Valkey. Raises BadSettings."""
+    redis_url = find_redis(settings)
+    if redis_url is not None:
+        yield redis_url
+        return
     async with AsyncExitStack() as stack:
-        redis_url = find_redis(settings)
-        if redis_url is None:
-            try:
-                server = await stack.enter_async_context(EmbeddedValkey(max_memory_bytes=PRIVATE_REDIS_BYTES))
-            except ValkeyUnavailable as error:
-                raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
-            redis_url = server.url
-        yield await stack.enter_async_context(SharedRedis(redis_url))
+        try:
+            server = await stack.enter_async_context(EmbeddedValkey(max_memory_bytes=PRIVATE_REDIS_BYTES))
+        except ValkeyUnavailable as error:
+            raise BadSettings(f"redis_url: not set, and no private server can be started: {error}") from None
+        yield server.url
 
 
 class Gateway:
@@ -94,7 +108,7 @@ class Gateway:
     settings give it an address.
 
     ``has_rules``: the settings' rules may be used also before Redis was asked for others. ``provider`` asks external
-    models, in place of LiteLLM. Raises BadSettings.
+    models, in place of LiteLLM. ``siblings``: the other workers of the same command. Raises BadSettings.
     """
 
     def __init__(
@@ -104,13 +118,16 @@ class Gateway:
         redis: SharedRedis,
         has_rules: bool = False,
         provider: Provider | None = None,
+        siblings: Siblings | None = None,
     ) -> None:
         self._settings = settings
+        self._siblings = siblings
         self.served = load_models(settings)
         self._stack = AsyncExitStack()
         self._tasks = TaskSet()
         self.metrics = Metrics()
-        self.loop_watch = LoopWatch(self.metrics.registry)
+        load = LoadGuard()
+        self.loop_watch = LoopWatch(self.metrics.registry, on_tick=load.note)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
@@ -136,10 +153,10 @@ class Gateway:
             self.trust,
             self.sizes,
         )
-        learning = Learning(time.monotonic)
-        self.ledger = Ledger(redis, learning, list(self.served))
+        self.learning = Learning(time.monotonic)
+        self.ledger = Ledger(redis, self.learning, list(self.served))
         self.tenancy = Tenancy(
-            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self.pools.places
+            settings, redis, self.live, self.metrics, self.rulebook.of, self._count_processes, self._places, load
         )
         self.tracer = Tracer(
             redis.client("trace", TRACE_TIMEOUT_S),
@@ -154,7 +171,7 @@ class Gateway:
             trust=self.trust,
             index=self.index,
             rulebook=self.rulebook,
-            learning=learning,
+            learning=self.learning,
             sessions=Sessions(),
             aligner=self.aligner,
             timelines=self.timelines,
@@ -214,6 +231,9 @@ class Gateway:
         await upstreams.start()
         stack.push_async_callback(upstreams.aclose)
         stack.push_async_callback(self.passing.servers.aclose)
+        if self._siblings is not None:
+            await self._siblings.start(self.status.answer_sibling)
+            stack.push_async_callback(self._siblings.aclose)
         self._tasks.start("page", run_every(1.0, self.view.sample))
         stack.push_async_callback(self._tasks.aclose)
         for line in self.status.find_missing():
@@ -267,12 +287,14 @@ class Gateway:
             passing=self.passing,
             redis=redis,
             ledger=self.ledger,
+            learning=self.learning,
             live=self.live,
             rulebook=self.rulebook,
             tenancy=self.tenancy,
             loop_watch=self.loop_watch,
             timelines=self.timelines,
             metrics=self.metrics,
+            siblings=self._siblings,
         )
 
     def _make_operator(self) -> Operator:
@@ -323,6 +345,10 @@ class Gateway:
 
     def _count_processes(self) -> int:
         return self.ledger.peers + 1
+
+    def _places(self, model: str) -> int:
+        """Answers of a model that this process runs at once: its share of what the MD instances batch."""
+        return -(-self.pools.places(model) // (self._settings.workers if self._siblings is not None else 1))
 
     def _follow_documents(self, redis: SharedRedis) -> LiveDocuments:
         refused = self.metrics.shared.documents_refused

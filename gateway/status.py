@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from gateway.api.admin import Pages
@@ -12,6 +13,7 @@ from gateway.config.rulebook import RULES, RuleBook
 from gateway.fleet.canaries import CanaryWatch
 from gateway.fleet.kv_sizes import KvSizes
 from gateway.fleet.kv_trust import KvTrust
+from gateway.fleet.learning import Learning
 from gateway.fleet.ledger import Ledger
 from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
@@ -22,6 +24,7 @@ from gateway.redis.client import SharedRedis
 from gateway.relay.align import Aligner
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.siblings import METRICS, REQUESTS, TIMELINE, Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
 from gateway.text.model import ServedModel
@@ -30,7 +33,7 @@ from policies.types import Role
 
 @dataclass(slots=True)
 class Status:
-    """``served``: the models by name. ``is_draining``: no more requests are wanted."""
+    """``served``: the models by name. ``siblings``: other workers. ``is_draining``: no more requests are wanted."""
 
     served: Mapping[str, ServedModel]
     readings: Readings
@@ -43,12 +46,14 @@ class Status:
     passing: PassthroughService
     redis: SharedRedis
     ledger: Ledger
+    learning: Learning
     live: LiveDocuments
     rulebook: RuleBook
     tenancy: Tenancy
     loop_watch: LoopWatch
     timelines: Timelines
     metrics: Metrics
+    siblings: Siblings | None = None
     is_draining: bool = False
 
     @property
@@ -61,7 +66,17 @@ class Status:
             show_rules=self.show_rules,
             list_requests=self.list_requests,
             find_degraded=self.find_degraded,
+            siblings=self.siblings,
         )
+
+    def answer_sibling(self, question: str) -> bytes:
+        """Tell another worker what only this one knows."""
+        if question == METRICS:
+            return self.render_metrics()[0]
+        if question.startswith(REQUESTS):
+            return msgspec.json.encode(self.list_requests(int(question.removeprefix(REQUESTS))))
+        found = self.find_timeline(question.removeprefix(TIMELINE))
+        return b"" if found is None else msgspec.json.encode(found)
 
     def find_missing(self) -> list[str]:
         """What keeps a model from being served: its instances that cannot take legs, where a role has none that can."""
@@ -110,6 +125,7 @@ class Status:
                 one.in_flight,
                 bool(one.fingerprint),
                 one.leaks_salts,
+                one.view(now_s).load,
             )
             for one in self.pools.instances
         }
@@ -120,6 +136,9 @@ class Status:
             for shape in shapes
         }
         self.trust.show_metrics(self.links.views().keys(), self.served)
+        self.links.show_metrics(self.metrics)
+        if self.rulebook.known:
+            self.learning.show_metrics(self.served, self.rulebook.of("default").singular, self.metrics)
         for upstream in self.passing.servers.upstreams:
             self.metrics.passed.upstream_up.labels(upstream.id).set(upstream.reachable)
             self.metrics.passed.upstream_requests.labels(upstream.id).set(upstream.in_flight)

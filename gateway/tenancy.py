@@ -14,6 +14,7 @@ from gateway.config.settings import AuthSettings, Settings
 from gateway.index.shared import RedisIndex
 from gateway.limits.admission import AdmissionControl
 from gateway.limits.bodies import Bodies
+from gateway.limits.overload import LoadGuard
 from gateway.limits.queues import AdmissionQueues
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter
@@ -30,7 +31,8 @@ class Tenancy:
     """What the API asks before a request runs, as ``access``, and what is told of it afterwards, as ``usage``.
 
     ``processes``: gateway processes that live.
-    ``places``: answers that all MD instances of a model batch. Raises BadSettings.
+    ``places``: answers that all MD instances of a model batch. ``load``: what the process can carry.
+    Raises BadSettings.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Tenancy:
         rules_of: Callable[[str, str], Rules],
         processes: Callable[[], int],
         places: Callable[[str], int],
+        load: LoadGuard,
     ) -> None:
         self._stack = AsyncExitStack()
         self._live = live
@@ -61,7 +64,12 @@ class Tenancy:
             rules_of=rules_of,
             salts=Salts(secret, find_adapters(settings.models)),
             admission=AdmissionControl(
-                self.limits, self.queues, self.usage, metrics, bodies=Bodies(settings.limits.max_bodies_bytes)
+                self.limits,
+                self.queues,
+                self.usage,
+                metrics,
+                bodies=Bodies(settings.limits.max_bodies_bytes),
+                load=load,
             ),
             shows_plans=self.book is None,
         )
@@ -87,6 +95,7 @@ class Tenancy:
         """Bring the gauges up to date."""
         self._metrics.shared.limits_local.set(self.limits.is_local)
         self._metrics.waiting.set(self.queues.waiting)
+        self._metrics.most_carried.set(self.access.admission.load.most)
 
     def _make_identify(self, auth: AuthSettings) -> Identify:
         return identify_anyone if self.book is None else KeyCheck(self.book, Failures(auth.failures_per_min))

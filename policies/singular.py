@@ -49,6 +49,15 @@ def fade_use(use: SingularUse, now_s: float, rules: SingularRules) -> SingularUs
     return SingularUse(use.used * keep, use.total * keep, max(use.at_s, now_s))
 
 
+def budget_used(use: SingularUse, rules: SingularRules) -> float:
+    """Return the share of the budget that is used: 1 when nothing is left. Both counts fade alike, so it needs no time.
+
+    0 also where there is no budget to use.
+    """
+    allowed = rules.budget * use.total
+    return use.used / allowed if allowed > 0 else 0.0
+
+
 def refuse_singular(
     facts: Facts, main_hit: Hit | None, answer_tokens: int | None, snapshot: Snapshot, rules: Rules, counted: bool
 ) -> str | None:

@@ -49,8 +49,9 @@ def wait_after_prefill_s(
 ) -> float | None:
     """Seconds from P's end until MD has the KV; None: unknown. ``hit``: P's.
 
-    While P computes, the line is cleared of what is queued, and what P has cached and MD lacks crosses. The KV that P
-    computes is all still to come: of most prompts that is one chunk, which P stores when it has ended.
+    While P computes, what P has cached and MD lacks crosses, once what is queued has. The KV that P computes is all
+    still to come: of most prompts that is one chunk, which P stores when it has ended. That the queue gets shorter
+    meanwhile does not count: on a busy line others join it, and in simulations gaps grew threefold where it did.
     """
     if estimate.total_s is None or estimate.missing_tokens is None or estimate.transfer_s is None:
         return None
@@ -58,7 +59,7 @@ def wait_after_prefill_s(
         return estimate.total_s
     uncached = max(1, prompt_tokens - hit.reach_tokens)
     early_s = estimate.transfer_s * max(0, estimate.missing_tokens - uncached) / estimate.missing_tokens
-    return max(0.0, estimate.total_s - min(prefill.curve.at(uncached), estimate.queue_s + early_s))
+    return estimate.total_s - max(0.0, min(prefill.curve.at(uncached) - estimate.queue_s, early_s))
 
 
 def estimate_transfer(prompt_tokens: int, hit: Hit | None, link: LinkView, snapshot: Snapshot) -> Estimate:

@@ -17,6 +17,7 @@ from gateway.api.fates import FATES, MEANINGS
 from gateway.config.settings import Settings
 from gateway.index.metered import MeteredIndex
 from gateway.limits.usage import UsageMeter
+from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
 from policies.explain import REASONS
 from policies.rule_documents import RuleDocument
@@ -99,6 +100,7 @@ def metric_rows() -> list[str]:
     registry = Metrics().registry
     MeteredIndex(MemoryIndex(), registry)
     UsageMeter(make_away(), registry)
+    LoopWatch(registry)
     found: list[Metric] = sorted(registry.collect(), key=lambda metric: metric.name)
     return [f"| `{_exposed(metric)}` | {metric.type} | {metric.documentation} |" for metric in found]
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from gateway.config.settings import Settings
 from policies.eligibility import RequestFeatures
@@ -96,6 +97,7 @@ def find_unread(sought: Fields) -> list[Read]:
     return sorted(reader.find_unread())
 
 
+@pytest.mark.timeout(120)  # it reads all of the code
 def test_every_rule_and_setting_is_read() -> None:
     """A field that only its own checks, the simulator or the documents know has no effect, and goes."""
     assert find_unread(find_fields()) == []

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from starlette.routing import Route
 from gateway.auth.admin import AdminAuth
 from gateway.errors import GatewayError
 from gateway.http.routing import JSON
+from gateway.telemetry.siblings import METRICS, REQUESTS, TIMELINE, Siblings, merge_pages
 from gateway.version import VERSION
 
 USUAL_REQUESTS, MOST_REQUESTS = 50, 1000
@@ -39,6 +41,8 @@ class Pages:
     """Return the newest requests in short, newest first, as JSON values."""
     find_degraded: Callable[[], Sequence[str]] = field(default=list)
     """Return what is not as it should be though requests can be served, one line each."""
+    siblings: Siblings | None = None
+    """Other workers at the same address; what is shown is theirs, too."""
 
 
 def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
@@ -66,6 +70,16 @@ def probe_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
     ]
 
 
+async def _list_all(pages: Pages, most: int) -> Sequence[Mapping[str, Any]]:
+    """Return the newest requests of all workers."""
+    found = list(pages.list_requests(most))
+    if pages.siblings is None:
+        return found
+    for theirs in (await pages.siblings.ask(f"{REQUESTS}{most}")).values():
+        found += msgspec.json.decode(theirs)
+    return sorted(found, key=itemgetter("age_s"))[:most]
+
+
 def admin_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
     """Return ``/metrics`` and ``/admin/*``; nothing where nobody may see them."""
     if not admin_auth.is_there:
@@ -73,19 +87,25 @@ def admin_routes(pages: Pages, admin_auth: AdminAuth) -> list[Route]:
 
     async def show_metrics(request: Request) -> Response:
         page, content_type = pages.render_metrics()
+        if (siblings := pages.siblings) is not None:
+            page = merge_pages({siblings.number: page, **await siblings.ask(METRICS)})
         return Response(page, headers={"content-type": content_type})
 
     async def show_request(request: Request) -> Response:
-        timeline = pages.find_timeline(request.path_params["request_id"])
-        if timeline is None:
-            raise GatewayError(404, "No request with this id is remembered.", code="request_not_found")
-        return Response(msgspec.json.encode(timeline), media_type=JSON)
+        request_id = request.path_params["request_id"]
+        timeline = pages.find_timeline(request_id)
+        if timeline is not None:
+            return Response(msgspec.json.encode(timeline), media_type=JSON)
+        if pages.siblings is not None:
+            for theirs in (await pages.siblings.ask(TIMELINE + request_id)).values():
+                return Response(theirs, media_type=JSON)
+        raise GatewayError(404, "No request with this id is remembered.", code="request_not_found")
 
     async def show_requests(request: Request) -> Response:
         asked = request.query_params.get("limit", str(USUAL_REQUESTS))
         if not asked.isdecimal() or not 1 <= int(asked[:9]) <= MOST_REQUESTS:
             raise GatewayError(400, f"limit must be from 1 to {MOST_REQUESTS}.", code="invalid_value", param="limit")
-        return Response(msgspec.json.encode({"requests": pages.list_requests(int(asked))}), media_type=JSON)
+        return Response(msgspec.json.encode({"requests": await _list_all(pages, int(asked))}), media_type=JSON)
 
     async def show_rules(request: Request) -> Response:
         return Response(msgspec.json.encode(await pages.show_rules()), media_type=JSON)

@@ -150,6 +150,15 @@ class Settings(Section, frozen=True):
     models: Annotated[tuple[ModelSettings, ...], Meta(min_length=1)]
     engines: tuple[EngineSettings, ...] = ()
     listen: Annotated[str, Meta(pattern=r"^\S+:\d{1,5}$", description="HOST:PORT to serve on.")] = "127.0.0.1:8000"
+    workers: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=256,
+            description="Processes that share ``listen`` and the state, one core each. What a process holds at most is "
+            "divided among them. `pdd serve --workers` wins.",
+        ),
+    ] = 1
     redis_url: Annotated[
         str | None, Meta(description="Redis or Valkey; REDIS_URL wins; neither: a private Valkey is started.")
     ] = None

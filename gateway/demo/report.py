@@ -7,8 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.demo.scenarios import ScenarioRun
+from gateway.operator.colours import ROLE_STYLES
 
-COLOURS = {"P": "bold magenta", "RLD": "yellow", "MD": "cyan"}
 TITLES = {
     "naive": "naive: MD makes every token, after the KV has crossed",
     "one_shot": "relay, one-shot hand-off",
@@ -51,17 +51,21 @@ def print_answer(console: Console, run: ScenarioRun) -> None:
     """The text, coloured by who made it."""
     text = Text()
     for role, piece in run.pieces:
-        text.append(piece, style=COLOURS.get(role, ""))
+        text.append(piece, style=ROLE_STYLES.get(role, ""))
     legend = Text()
-    for role, colour in COLOURS.items():
+    for role, colour in ROLE_STYLES.items():
         legend.append(f" {role} ", style=colour)
     console.print("The catch-up answer by role:", legend)
     console.print(text)
 
 
-def print_usage(console: Console, base_url: str, model: str) -> None:
-    """How to try it by hand."""
-    console.print(f"\nBase URL for any OpenAI client: {base_url}/v1", highlight=False)
+def print_usage(console: Console, base_url: str, model: str, words: int) -> None:
+    """How to look at it and try it by hand. ``words``: of a prompt that is relayed."""
+    console.print(f"\nThe operator's page, with a playground: {base_url}/ui", highlight=False)
+    console.print(f"The same in a terminal: pdd top --url {base_url}", highlight=False)
+    chat = f"pdd chat --long --words {words} --url {base_url}"
+    console.print(f"Ask for a relay, and see who makes each token: {chat}", highlight=False)
+    console.print(f"Base URL for any OpenAI client: {base_url}/v1", highlight=False)
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
     console.print(
         f"curl -N {base_url}/v1/chat/completions -H 'content-type: application/json' -H 'x-pdd-trace: 1' -d '{body}'",

@@ -8,13 +8,14 @@ holds in each process holds in their sum, whatever the order of their decisions,
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from gateway.telemetry.metrics import Metrics
 from policies.output_length import Lengths, expected_tokens, merge_lengths, observe_length
 from policies.plans import Decision
-from policies.rules import AlignmentRules, Rules
-from policies.singular import count_converted, count_request, fade_factor, observe_hits
+from policies.rules import AlignmentRules, Rules, SingularRules
+from policies.singular import budget_used, count_converted, count_request, fade_factor, observe_hits
 from policies.types import Alignment, SingularUse
 
 TenantKey = tuple[str, str]
@@ -72,6 +73,12 @@ class Learning:
     def singular(self, model: str) -> SingularUse:
         """How much this process has used of its share of the singular budget."""
         return self._singular.get(model, SingularUse())
+
+    def show_metrics(self, models: Iterable[str], rules: SingularRules, metrics: Metrics) -> None:
+        """Set the gauges of these models; ``rules`` say how large the budget is."""
+        for model in models:
+            metrics.alignment_gap.labels(model).set(self.alignment(model).gap)
+            metrics.singular_used.labels(model).set(budget_used(self.singular(model), rules))
 
     def lengths(self, model: str, tenant: str) -> Lengths:
         """How long a tenant's answers were, over all processes."""

@@ -11,7 +11,9 @@ from backends.errors import BackendError
 from backends.types import KvShape, LinkState, StoreSide
 from gateway.errors import reason_of
 from gateway.fleet.kv_reading import LinkTerms
+from gateway.fleet.kv_trust import name_link
 from gateway.tasks import TaskSet
+from gateway.telemetry.metrics import Metrics
 from policies.types import LinkView
 from policies.where import Where
 
@@ -138,6 +140,13 @@ class Links:
     def views(self) -> dict[tuple[str, str], LinkView]:
         """What policies see."""
         return {key: link.view() for key, link in self._links.items()}
+
+    def show_metrics(self, metrics: Metrics) -> None:
+        """Set the gauges of these links, and drop all others."""
+        metrics.kv.links.values = {
+            (name_link(route),): (view.up, view.rate_bytes_per_s, self._links[route].assumed_rate_bytes_per_s)
+            for route, view in self.views().items()
+        }
 
     @property
     def chunk_tokens(self) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from gateway.errors import GatewayError, RawHeaders
 from gateway.limits.bodies import Bodies, HeldBytes
 from gateway.limits.buckets import Lease, Left, LimitReached, RateLimitStatus, Rates, RequestTooLarge
+from gateway.limits.overload import LoadGuard
 from gateway.limits.queues import AdmissionQueue, AdmissionQueues, Overloaded
 from gateway.limits.rate_limiter import RateLimiter
 from gateway.limits.usage import UsageMeter, Use, use_of_slo
@@ -73,6 +74,7 @@ class AdmissionControl:
     clock: Callable[[], float] = time.monotonic
     bodies: Bodies = field(default_factory=lambda: Bodies(MOST_BODIES_BYTES))
     preparing: AdmissionQueue = field(default_factory=lambda: AdmissionQueue(lambda: PREPARED_AT_ONCE, 1000, 30.0))
+    load: LoadGuard = field(default_factory=LoadGuard)
     visitors: Counter[str] = field(default_factory=Counter)
     """Requests of each tenant, from before their bodies are read to their ends."""
 
@@ -81,8 +83,10 @@ class AdmissionControl:
         """Take a request whose body was not read yet; the block gets what its body is to be held with.
 
         A look at what this process knows: who is refused here would be refused once its prompt was tokenised, too.
-        Raises GatewayError 429.
+        Raises GatewayError 429, or 503 where the process carries as much as it can.
         """
+        if not self.load.has_room:
+            raise self._shed(tenant, UNREAD, rules, "process_full")
         rates = rates_of(rules)
         try:
             self.limits.look(tenant, rates, self.visitors[tenant])
@@ -90,10 +94,12 @@ class AdmissionControl:
             raise self._refuse(error, rates, tenant, UNREAD) from None
         held = HeldBytes(self.bodies, tenant)
         self.visitors[tenant] += 1
+        self.load.enter()
         try:
             yield held
         finally:
             held.release()
+            self.load.leave()
             self.visitors[tenant] -= 1
             if not self.visitors[tenant]:
                 del self.visitors[tenant]
@@ -145,16 +151,19 @@ class AdmissionControl:
             await self.queues.of(model).enter(tenant, RANKS[rules.priority], cost, answers)
             is_in = True
         except Overloaded:
-            self.metrics.refused.labels("overloaded").inc()
-            use = use_of_slo(rules.slo.judge_failure())
-            use.add(Use(refused=1))
-            self.usage.note(tenant, model, use)
-            raise overloaded() from None
+            raise self._shed(tenant, model, rules, "overloaded") from None
         finally:
             if not is_in:
                 lease.settle(0)
         waited_s = self.clock() - came_s
         return Admission(tenant, model, answers, lease, self, spell_rate_limits(lease.status), waited_s)
+
+    def _shed(self, tenant: str, model: str, rules: Rules, reason: str) -> GatewayError:
+        self.metrics.refused.labels(reason).inc()
+        use = use_of_slo(rules.slo.judge_failure())
+        use.add(Use(refused=1))
+        self.usage.note(tenant, model, use)
+        return overloaded()
 
     def _refuse(self, error: LimitReached, rates: Rates, tenant: str, model: str) -> GatewayError:
         self.metrics.refused.labels(error.refused_by).inc()

@@ -220,6 +220,7 @@ VARIATIONS: Sequence[tuple[str, dict[str, Any]]] = (
     ("no speculation", {"tokens_per_step": 1.0}),
     ("experts over 128 chips", {"expert_group": 128}),
     ("answers of 2,000 tokens", {"output_tokens": 2000, "total_s": 60}),
+    ("answers of none to 2,000 tokens", {"output_spread": 1.0}),
     ("low hits 20 % of requests, not 15 %", {"hits": ((0.0, 0.9, 0.20), (0.9, 0.95, 0.05), (0.95, 1.0, 0.75))}),
     ("no shorter hits than 50 %", {"hits": ((0.5, 0.9, 0.15), (0.9, 0.95, 0.10), (0.95, 1.0, 0.75))}),
     ("fleets at 97 % of what they serve", {"utilisation": 0.97}),

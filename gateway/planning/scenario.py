@@ -55,6 +55,7 @@ class Scenario(Section, frozen=True):
     prompt_tokens: Count
     output_tokens: Count
     hits: Annotated[tuple[tuple[float, float, float], ...], Meta(min_length=1)]
+    output_spread: Annotated[float, Meta(ge=0, le=1)]
     turn_s: Positive
     requests: Count
     ttft_s: Positive
@@ -86,6 +87,7 @@ class Scenario(Section, frozen=True):
             self.requests,
             self.prompt_tokens,
             self.output_tokens,
+            output_spread=self.output_spread,
             hits=tuple(HitBucket(*bucket) for bucket in self.hits),
             turn_s=self.turn_s,
         )

@@ -7,17 +7,22 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 TICK_S = 0.05
+SMOOTHED_S = 1.0
 STALLS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
 class LoopWatch:
-    """Looks every ``TICK_S`` how late it is; the CPU that the process had meanwhile tells work from a busy machine."""
+    """Looks every ``TICK_S`` how late it is; the CPU that the process had meanwhile tells work from a busy machine.
+
+    ``on_tick`` is told how late it was, and which share of a processor the process had.
+    """
 
     def __init__(
         self,
         registry: CollectorRegistry,
         cpu_s: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.monotonic,
+        on_tick: Callable[[float, float], None] = lambda late_s, busy_share: None,
     ) -> None:
         self._stalls = Histogram(
             "pdd_loop_stall_seconds",
@@ -26,9 +31,14 @@ class LoopWatch:
             registry=registry,
         )
         self._worst = Gauge("pdd_loop_worst_stall_seconds", "The longest of these since the start", registry=registry)
+        self._lag = Gauge(
+            "pdd_loop_lag_seconds", "How late the event loop was, smoothed over a second", registry=registry
+        )
         self._tasks = Gauge("pdd_loop_tasks", "Tasks of the event loop", registry=registry)
         self._cpu_s = cpu_s
         self._clock = clock
+        self._on_tick = on_tick
+        self._lag_s = 0.0
         self._worst_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -43,10 +53,14 @@ class LoopWatch:
 
     def show_metrics(self) -> None:
         """Bring the gauges up to date."""
+        self._lag.set(self._lag_s)
         self._tasks.set(len(asyncio.all_tasks()))
 
     def note(self, late_s: float, used_s: float) -> None:
         """A tick came so late, and the process had so much CPU since the one before."""
+        elapsed_s = TICK_S + late_s
+        self._lag_s += (late_s - self._lag_s) * min(1.0, elapsed_s / SMOOTHED_S)
+        self._on_tick(late_s, used_s / elapsed_s)
         stall_s = min(late_s, used_s)
         if stall_s >= STALLS_S[0]:
             self._stalls.observe(stall_s)

@@ -11,6 +11,12 @@ GAUGES = {
     "pdd_instance_legs": "This process's legs on an instance",
     "pdd_instance_differs": "Whether canaries showed other tokens than its peers'",
     "pdd_instance_leaks_salts": "Whether canaries showed one salt's KV under another",
+    "pdd_instance_load": "Requests in an engine over what it batches at once; above 1 they queue",
+}
+LINK_GAUGES = {
+    "pdd_link_up": "Whether what moves KV over a link answers, and the link with it",
+    "pdd_link_rate_bytes_per_second": "Measured rate of a link; the assumed one before anything was measured",
+    "pdd_link_assumed_rate_bytes_per_second": "Rate of a link by the settings",
 }
 
 
@@ -22,13 +28,13 @@ class LiveGauges(Collector):
 
     def __init__(self, gauges: Mapping[str, str], labels: Sequence[str]) -> None:
         self._gauges = gauges
-        self._labels = labels
+        self.labels = labels
         self.values: Mapping[tuple[str, ...], tuple[float, ...]] = {}
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Give all gauges, also when there is nothing."""
         for number, (name, text) in enumerate(self._gauges.items()):
-            family = GaugeMetricFamily(name, text, labels=self._labels)
+            family = GaugeMetricFamily(name, text, labels=self.labels)
             for labels, values in self.values.items():
                 family.add_metric(labels, values[number])
             yield family
@@ -109,6 +115,8 @@ class KvMetrics:
             ("model", "link"),
         )
         registry.register(self.link_trusted)
+        self.links = LiveGauges(LINK_GAUGES, ("link",))
+        registry.register(self.links)
         self.aligning = Gauge(
             "pdd_aligning", "Answers whose KV is still being brought to the main region", registry=registry
         )
@@ -174,12 +182,26 @@ class Metrics:
         self.refused = Counter(
             "pdd_refused", "Requests that a limit or the full queue kept out", ["reason"], registry=registry
         )
+        self.most_carried = Gauge(
+            "pdd_requests_carried_most",
+            "Requests that this process takes at once, as its last overload showed; +Inf: it had none",
+            registry=registry,
+        )
         self.waiting = Gauge("pdd_waiting", "Requests that wait for a free place", registry=registry)
         self.reads_otherwise = LiveGauges(
             {"pdd_reads_otherwise": "1 for each shape of chat that an instance makes another prompt of"},
             ("model", "instance", "shape"),
         )
         registry.register(self.reads_otherwise)
+        self.alignment_gap = Gauge(
+            "pdd_alignment_gap", "How far MD's cache hit rate is behind P's, 0 to 1", ["model"], registry=registry
+        )
+        self.singular_used = Gauge(
+            "pdd_singular_used",
+            "Share of the singular budget that this process has used, by the default rules",
+            ["model"],
+            registry=registry,
+        )
         self.unread_arguments = Counter(
             "pdd_unread_tool_arguments",
             "Tool calls in conversations whose arguments were no JSON object and were read as an empty one",

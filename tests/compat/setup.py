@@ -1,7 +1,7 @@
 """Makes the environments of the clients: ``python -m tests.compat.setup DIR``.
 
-Each has its own: to find versions that suit all of them takes pip longer than all that is done with them. What cannot be
-installed is named, and has no environment afterwards.
+Each has its own: to find versions that suit all of them takes pip longer than all that is done with them. What cannot
+be installed is named, and has no environment afterwards.
 """
 
 import shutil

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.plans import Direct, PassThrough, Plan, Relay, Singular
-from policies.rules import AlignmentRules, Rules
+from policies.rules import AlignmentRules, Rules, SingularRules
 from policies.singular import (
     EarlyEnd,
+    budget_used,
     count_converted,
     count_request,
     fade_factor,
@@ -92,6 +93,16 @@ def test_counting() -> None:
     later = fade_use(use, limits.budget_window_s, limits)
     assert later.used == later.total == pytest.approx(2.0 * 0.3679, abs=1e-4)
     assert fade_use(later, 0.0, limits) == later
+
+
+def test_the_share_of_the_budget_that_is_used() -> None:
+    """It is 1 when the budget is spent, whatever has faded, and 0 where there is no budget or no request."""
+    limits = SingularRules(budget=0.04, budget_window_s=100.0)
+    use = SingularUse(used=2.0, total=100.0, at_s=0.0)
+    assert budget_used(use, limits) == pytest.approx(0.5)
+    assert budget_used(fade_use(use, 50.0, limits), limits) == pytest.approx(0.5)
+    assert budget_used(SingularUse(used=4.0, total=100.0), limits) == pytest.approx(1.0)
+    assert budget_used(SingularUse(), limits) == budget_used(use, SingularRules(budget=0.0)) == 0.0
 
 
 def test_relay_time() -> None:

@@ -276,3 +276,17 @@ async def test_salt_and_priority_come_from_the_gateway(state: ApiState, generato
 def test_durations_are_spelled_as_openai_does(duration_s: float, text: str) -> None:
     """Resets are read by clients that expect Go's notation, never a moment too early."""
     assert spell_duration(duration_s) == text
+
+
+async def test_a_full_process_refuses_before_it_reads(state: ApiState) -> None:
+    """Beyond what the event loop can carry the answer is 503 with Retry-After, until there is room again."""
+    async with serve(state, {}) as served:
+        load = served.access.admission.load
+        load.most = 1
+        load.enter()
+        refused = await served.ask()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1 and served.used("refused") == 1
+        load.leave()
+        assert (await served.ask()).status_code == 200
+        assert load.running == 0

@@ -5,9 +5,10 @@ from hypothesis import strategies as st
 from pytest import approx
 
 from gateway.fleet.learning import Learning
+from gateway.telemetry.metrics import Metrics
 from policies.output_length import length_quantile
 from policies.plans import Decision, PassThrough
-from policies.rules import Rules
+from policies.rules import Rules, SingularRules
 from policies.singular import relay_finished_first
 from policies.types import Alignment, Hit
 from tests.gateway.fleet.seams import Clock
@@ -40,6 +41,18 @@ def test_decisions_count_for_alignment_and_budget() -> None:
     learning.note_converted(MODEL, Rules())
     assert (learning.singular(MODEL).used, learning.singular(MODEL).total) == (1, 1)
     assert learning.alignment("other") == Alignment()
+
+
+def test_alignment_and_budget_are_shown() -> None:
+    """The gauges of a model tell how far MD is behind P and how much of the singular budget is used."""
+    learning, metrics = Learning(Clock()), Metrics()
+    learning.note_decision(warm_at_p(), Rules())
+    learning.note_converted(MODEL, Rules())
+    learning.show_metrics([MODEL, "other"], SingularRules(budget=0.25), metrics)
+    read = metrics.registry.get_sample_value
+    assert read("pdd_alignment_gap", {"model": MODEL}) == 0.5
+    assert read("pdd_singular_used", {"model": MODEL}) == 4.0
+    assert read("pdd_alignment_gap", {"model": "other"}) == read("pdd_singular_used", {"model": "other"}) == 0.0
 
 
 def test_plans_without_two_caches_say_nothing_of_alignment() -> None:

@@ -8,6 +8,7 @@ import msgspec
 from backends.errors import TransferFailed
 from backends.types import LinkState, PathTraits
 from gateway.fleet.links import POLL_TIMEOUT_S, Link, Links
+from gateway.telemetry.metrics import Metrics
 from policies.types import LinkView
 from policies.where import ANYWHERE
 from tests.gateway.fleet.seams import ScriptedPath
@@ -41,6 +42,21 @@ async def test_measurements_are_seen() -> None:
         await links.refresh()
         assert links.views() == {("a", "b"): LinkView("a", "b", 1e6, 1000, 0.03, True, None)}
     assert path.is_closed
+
+
+async def test_links_are_shown_beside_their_plan() -> None:
+    """The gauges tell of each link whether it is up, its rate and the planned one; a link that left is not shown."""
+    path, metrics = ScriptedPath(MEASURED), Metrics()
+    async with run_links(build_link(path)) as links:
+        links.show_metrics(metrics)
+        assert metrics.kv.links.values == {("a->b",): (True, 5e6, 1e6)}
+        path.error = TransferFailed("away")
+        await links.refresh()
+        links.show_metrics(metrics)
+        assert metrics.kv.links.values == {("a->b",): (False, 1e6, 1e6)}
+        links.replace({})
+        links.show_metrics(metrics)
+        assert not metrics.kv.links.values
 
 
 async def test_what_is_for_later_is_not_ahead_of_anybody() -> None:

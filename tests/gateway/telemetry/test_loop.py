@@ -17,6 +17,18 @@ def test_only_the_process_s_own_work_is_a_stall() -> None:
     assert registry.get_sample_value("pdd_loop_stall_seconds_count") == 2
 
 
+async def test_lag_is_smoothed_and_told() -> None:
+    """The gauge follows lateness within a second; each tick tells how late it was, and the share of a processor."""
+    registry = CollectorRegistry()
+    told: list[tuple[float, float]] = []
+    watch = LoopWatch(registry, on_tick=lambda *tick: told.append(tick))
+    for _ in range(40):
+        watch.note(0.05, 0.05)
+    watch.show_metrics()
+    assert told == [(0.05, 0.5)] * 40
+    assert 0.04 < (registry.get_sample_value("pdd_loop_lag_seconds") or 0) < 0.05
+
+
 async def test_the_watch_ticks() -> None:
     """A turn that takes all the processor's time is noticed at the next tick, and tasks are counted."""
     registry, now, used, ticked = CollectorRegistry(), [0.0], [0.0, 1.0, 1.0], asyncio.Event()
