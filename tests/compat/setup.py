@@ -1,7 +1,7 @@
 """Makes the environments of the clients: ``python -m tests.compat.setup DIR``.
 
 Each has its own: to find versions that suit all of them takes pip longer than all that is done with them. What cannot
-be installed is named, and has no environment afterwards.
+be installed is named.
 """
 
 import shutil
@@ -13,30 +13,37 @@ from pathlib import Path
 from tests.compat.table import CLIENTS, Client
 
 
-def install(client: Client, folder: Path) -> bool:
-    """Make a client's environment, or mend it; whether that went well."""
+def install(client: Client, folder: Path) -> str | None:
+    """Make a client's environment, or mend it; return why it could not be made."""
     if client.is_node:
         npm = shutil.which("npm")
         if npm is None:
-            return False
+            return "npm is not here"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "package.json").write_text('{"private": true}\n', encoding="utf-8")
         command = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", *client.packages]
-        return subprocess.run(command, cwd=folder, check=False).returncode == 0
+        done = subprocess.run(command, cwd=folder, check=False)
+        return f"npm ended with {done.returncode}" if done.returncode else None
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *client.packages]
-    return subprocess.run(pip, check=False).returncode == 0
+    pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    done = subprocess.run([*pip, *client.packages], check=False)
+    return f"pip ended with {done.returncode}" if done.returncode else None
 
 
 def main(folder: Path) -> None:
-    """Make all of them."""
+    """Make all of them; the reason for one that could not be made is in a file in its place."""
     for client in CLIENTS:
         place = folder / client.module
-        if not install(client, place):
+        if place.is_file():
+            place.unlink()
+        reason = install(client, place)
+        if reason is not None:
             shutil.rmtree(place, ignore_errors=True)
-            print(f"NOT INSTALLED: {client.name}", flush=True)
+            folder.mkdir(exist_ok=True)
+            place.write_text(reason, encoding="utf-8")
+            print(f"NOT INSTALLED: {client.name}: {reason}", flush=True)
 
 
 if __name__ == "__main__":

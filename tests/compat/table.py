@@ -64,7 +64,8 @@ def draw(outcomes: Mapping[str, Outcome]) -> Sequence[str]:
     """Return the table as Markdown, a row for each client; "–": it has no such thing."""
     rows = [f"| client | {' | '.join(FEATURES)} |", "|---" * (len(FEATURES) + 1) + "|"]
     for name, outcome in outcomes.items():
-        cells = ["–" if (end := outcome.features.get(one)) is None else mark(end) for one in FEATURES]
+        ends = outcome.features if "start" not in outcome.features else dict.fromkeys(FEATURES, "did not start")
+        cells = ["–" if (end := ends.get(one)) is None else mark(end) for one in FEATURES]
         rows.append(f"| {name} ({outcome.version}) | {' | '.join(cells)} |")
     return rows
 
