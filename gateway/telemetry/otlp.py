@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from gateway.telemetry.spans import Span
+from gateway.telemetry.spans import TracedSpan
 from gateway.telemetry.trace_context import TraceContext
 
 KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT}
@@ -26,7 +26,7 @@ class OtlpExport:
         name = os.environ.get("OTEL_SERVICE_NAME", "pdd-gateway")
         self._resource = Resource.create({SERVICE_NAME: name, SERVICE_VERSION: version})
 
-    def __call__(self, spans: Sequence[Span]) -> bool:
+    def __call__(self, spans: Sequence[TracedSpan]) -> bool:
         """Send them; False: they were not taken. The exporter tries again for ``TIMEOUT_S``."""
         return self._exporter.export([self._spell(span) for span in spans]) is SpanExportResult.SUCCESS
 
@@ -34,7 +34,7 @@ class OtlpExport:
         """End."""
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
-    def _spell(self, span: Span) -> ReadableSpan:
+    def _spell(self, span: TracedSpan) -> ReadableSpan:
         return ReadableSpan(
             span.name,
             context=_spell_context(span.context, is_remote=False),

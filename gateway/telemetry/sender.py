@@ -13,7 +13,7 @@ from typing import Any
 
 from gateway.tasks import end_task, run_every
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.spans import Span, make_spans
+from gateway.telemetry.spans import TracedSpan, make_spans
 from gateway.telemetry.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ MOST_WAITING = 8_192
 MOST_AT_ONCE = 512
 INTERVAL_S = 1.0
 
-Export = Callable[[Sequence[Span]], bool]
+Export = Callable[[Sequence[TracedSpan]], bool]
 """Sends spans, in a thread of its own; says whether they were taken."""
 
 
@@ -43,7 +43,7 @@ class SpanSender:
         self._metrics = metrics
         self._most_waiting = most_waiting
         self._unix_s = unix_s
-        self._waiting: deque[Span] = deque()
+        self._waiting: deque[TracedSpan] = deque()
         self._task: asyncio.Task[None] | None = None
 
     def take(self, timeline: Timeline) -> None:

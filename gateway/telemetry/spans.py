@@ -36,7 +36,7 @@ class SpanEvent:
 
 
 @dataclass(slots=True)
-class Span:
+class TracedSpan:
     """``kind``: whether the gateway was asked or asks. Times are seconds since 1970. ``error``: what went wrong."""
 
     name: str
@@ -50,7 +50,7 @@ class Span:
     error: str | None = None
 
 
-def make_spans(timeline: Timeline, unix_s: Callable[[], float]) -> list[Span]:
+def make_spans(timeline: Timeline, unix_s: Callable[[], float]) -> list[TracedSpan]:
     """Return the spans of a request that has ended just now."""
     if timeline.trace is None or not timeline.trace.is_ours:
         return []
@@ -68,11 +68,11 @@ class _Made:
     origin_s: float
     end_s: float
 
-    def root(self) -> Span:
+    def root(self) -> TracedSpan:
         """The request's own."""
         timeline, summary = self.timeline, self.timeline.summary
         operation = OPERATIONS.get(summary.get("path", timeline.request_id.replace("_", "-").partition("-")[0]))
-        return Span(
+        return TracedSpan(
             name=f"{operation} {timeline.model}" if operation else timeline.model,
             kind="server",
             context=self.trace,
@@ -88,7 +88,7 @@ class _Made:
             error=_error(summary.get("outcome")),
         )
 
-    def legs(self) -> Iterator[Span]:
+    def legs(self) -> Iterator[TracedSpan]:
         """One for each engine call; each extend round is one."""
         of_leg: dict[int, dict[str, Mapping[str, Any]]] = {}
         for event in self.timeline.events:
@@ -107,7 +107,7 @@ class _Made:
             name = f"{start['kind']} {start['instance']}"
             yield self._part(name, self.trace.of_leg(leg), start, end, end.get("outcome"), attributes)
 
-    def transfers(self) -> Iterator[Span]:
+    def transfers(self) -> Iterator[TracedSpan]:
         """One for each time that a transfer was opened. One that was left to the alignment goes on after the answer."""
         start: Mapping[str, Any] | None = None
         count = 0
@@ -131,8 +131,8 @@ class _Made:
         end: Mapping[str, Any],
         outcome: str | None,
         attributes: Mapping[str, Any],
-    ) -> Span:
-        return Span(
+    ) -> TracedSpan:
+        return TracedSpan(
             name=name,
             kind="client",
             context=context,

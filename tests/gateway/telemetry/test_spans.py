@@ -13,7 +13,7 @@ from gateway.config.fleet_settings import BadSettings
 from gateway.config.settings import find_otlp, parse_settings
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.sender import SpanSender, open_sender
-from gateway.telemetry.spans import Span
+from gateway.telemetry.spans import TracedSpan
 from gateway.telemetry.timeline import Timelines
 from gateway.telemetry.trace_context import TraceContext
 from tests.fakes.gates import HoldGate
@@ -140,7 +140,7 @@ def open_scripted(answers: Sequence[bool], metrics: Metrics, most_waiting: int =
     """Timelines whose spans go to what takes them or not."""
     left = list(answers)
 
-    def export(spans: Sequence[Span]) -> bool:
+    def export(spans: Sequence[TracedSpan]) -> bool:
         return left.pop(0)
 
     sender = SpanSender(export, lambda: None, metrics, most_waiting=most_waiting, unix_s=lambda: 1000.0)
