@@ -52,7 +52,6 @@ class Acceptor:
         doors: Doorkeeper,
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
-        is_shared: bool = False,
     ) -> None:
         self._listener = listener
         self._make_guest = make_guest
@@ -62,8 +61,6 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._pause: asyncio.TimerHandle | None = None
-        # Other processes accept there, too: who takes one by one leaves the rest to those that have nothing to do.
-        self._most_at_once = 1 if is_shared else MOST_AT_ONCE
         listener.setblocking(False)
         self._listen()
 
@@ -83,7 +80,7 @@ class Acceptor:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
-        for _ in range(self._most_at_once):
+        for _ in range(MOST_AT_ONCE):
             try:
                 connection, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

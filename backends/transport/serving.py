@@ -79,8 +79,6 @@ class ServedApp:
     doors: Doorkeeper | None = None
     """Counts connections, of a protocol that is a ``Guest``; None: nobody does."""
     handshake_timeout_s: float = 30.0
-    is_shared: bool = False
-    """Whether other processes accept at the same listener."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -91,16 +89,33 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Open a listening socket. Raises CannotListen."""
+def bind(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """Open a listening socket; ``is_shared``: one of several at a reserved address. Raises CannotListen."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=1024, reuse_port=is_shared)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
     # Connections take it over. uvloop sets it anyhow; asyncio's own loop overlooks a listener that was made like this.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """Take an address at which nobody listens, for several listeners that share what comes. Raises CannotListen."""
+    with bind(host, port) as probe:  # sharing would not notice that another command listens there
+        address, family = probe.getsockname(), probe.family
+    reserved = socket.socket(family, socket.SOCK_STREAM)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(address)
+    return reserved
+
+
+def bind_shared(reserved: socket.socket) -> socket.socket:
+    """Open one of the listening sockets at a reserved address. Raises CannotListen."""
+    host, port = reserved.getsockname()[:2]
+    return bind(host, port, is_shared=True)
 
 
 async def serve(
@@ -181,7 +196,7 @@ def open_doors(site: ServedApp, config: uvicorn.Config, state: ServerState) -> A
         guest: Guest = config.http_protocol_class(config=config, server_state=state, app_state={})  # type: ignore[assignment, call-arg]
         return guest
 
-    return Acceptor(site.listener, make_guest, site.doors, config.ssl, site.handshake_timeout_s, site.is_shared)
+    return Acceptor(site.listener, make_guest, site.doors, config.ssl, site.handshake_timeout_s)
 
 
 class _Server(uvicorn.Server):

@@ -36,6 +36,7 @@ class FollowedAnswer:
     _last_s: float = 0.0
     _role: str | None = None
     _shown: str | None = None
+    _tells_ids: bool = False
 
     def take(self, chunk: dict[str, Any], now_s: float) -> list[AnswerPiece]:
         """Take a chunk of the stream; what of it is to be shown."""
@@ -46,8 +47,10 @@ class FollowedAnswer:
             content = delta.get("content") or ""
             text = (delta.get("reasoning_content") or delta.get("reasoning") or "") + content
             role = chunk.get("pdd", {}).get("role") or self._role or UNKNOWN
+            self._tells_ids = self._tells_ids or bool(ids)
             if ids or text:
-                self._note(role, max(1, len(ids)), now_s)
+                # Where ids are told, text without any is the rest of tokens that were counted.
+                self._note(role, len(ids) if self._tells_ids else 1, now_s)
             if text:
                 pieces.append(AnswerPiece(role, text, self._shown))
                 self._shown = role

@@ -5,8 +5,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import httpx
 import msgspec
@@ -58,11 +57,19 @@ def open_console() -> Console:
     return Console(width=width, emoji=False, markup=False, highlight=False, soft_wrap=False)
 
 
-def run_asking(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run a command's work, or say what went wrong; the exit status."""
+def run_asking(name: str, args: argparse.Namespace, work: Callable[[asyncio.Runner, httpx.AsyncClient], None]) -> int:
+    """Run a command's work with a client of its gateway, or say what went wrong; the exit status."""
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work())
+            client = open_client(args)
+            try:
+                work(runner, client)
+            except httpx.HTTPError as error:
+                raise CannotAsk(spell_failure(client, error)) from None
+            except msgspec.DecodeError:
+                raise CannotAsk(f"{client.base_url} answers, and not as a gateway does") from None
+            finally:
+                runner.run(client.aclose())
     except CannotAsk as error:
         print(f"pdd {name}: {error}", file=sys.stderr)
         return 1

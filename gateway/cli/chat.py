@@ -1,6 +1,7 @@
 """``pdd chat``: asks a gateway from the terminal, and shows who made each token of the answer."""
 
 import argparse
+import asyncio
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,16 +21,13 @@ from gateway.cli.asking import (
     CannotAsk,
     add_gateway,
     check_answer,
-    open_client,
     open_console,
     plain,
     run_asking,
-    spell_failure,
 )
 from gateway.operator.colours import ROLE_STYLES
 
-USUAL_TOKENS, LONG_TOKENS = 400, 1200
-LONG_WORDS = 4000
+USUAL_TOKENS, LONG_WORDS = 600, 4000
 DONE = b"[DONE]"
 JOINT = "┃"
 WORDS = {401: "an API key is needed, and the one given is not it: name its environment variable with --key-env"}
@@ -42,34 +40,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
     add_gateway(parser, "the API key")
     parser.add_argument("--model", metavar="NAME", help="(default: the first that the gateway lists)")
-    parser.add_argument(
-        "--long",
-        action="store_true",
-        help=f"put a new text of {LONG_WORDS} words before the prompt, and let the answer go on to --tokens: with "
-        "a slow line that makes a relay",
-    )
-    parser.add_argument(
-        "--tokens",
-        type=int,
-        metavar="N",
-        help=f"the longest answer (default: {USUAL_TOKENS}, with --long {LONG_TOKENS})",
-    )
+    text = "put a new text before the prompt, too long for a slow line: that makes a relay"
+    parser.add_argument("--long", action="store_true", help=text)
+    text = "how long the text of --long is (default: %(default)s)"
+    parser.add_argument("--words", type=int, default=LONG_WORDS, metavar="N", help=text)
+    text = "the longest answer (default: %(default)s)"
+    parser.add_argument("--tokens", type=int, default=USUAL_TOKENS, metavar="N", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Ask; the exit status."""
 
-    async def work() -> None:
+    def work(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
         console = open_console()
-        async with open_client(args) as client:
-            try:
-                talk = Talk(client, console, args.model or await find_model(client), args.tokens, args.long)
-                for prompt in read_prompts(args, console):
-                    await talk.ask(prompt)
-            except httpx.HTTPError as error:
-                raise CannotAsk(spell_failure(client, error)) from None
+        model = args.model or runner.run(find_model(client))
+        talk = Talk(client, console, model, args.tokens, args.words if args.long else 0)
+        # Prompts are read outside of the loop, which would keep Ctrl-C for itself.
+        for prompt in read_prompts(args, console):
+            runner.run(talk.ask(prompt))
 
-    return run_asking("chat", work)
+    return run_asking("chat", args, work)
 
 
 def read_prompts(args: argparse.Namespace, console: Console) -> Iterable[str]:
@@ -107,13 +97,15 @@ class Talk:
     client: httpx.AsyncClient
     console: Console
     model: str
-    tokens: int | None
-    long: bool
+    tokens: int
+    """The longest answer."""
+    words: int
+    """Of a text before each prompt; 0: none."""
     turns: list[dict[str, str]] = field(default_factory=list)
 
     async def ask(self, prompt: str) -> None:
         """Ask, and print the answer as it comes and its figures. Raises CannotAsk and httpx.HTTPError."""
-        self.turns.append({"role": "user", "content": self._lengthen(prompt) if self.long else prompt})
+        self.turns.append({"role": "user", "content": self._lengthen(prompt) if self.words else prompt})
         answer = FollowedAnswer(sent_s=time.perf_counter())
         try:
             await self._stream(answer)
@@ -126,21 +118,19 @@ class Talk:
 
     def _lengthen(self, prompt: str) -> str:
         # A text of its own each time, so that no cache has it.
-        text = long_prompt(time.time_ns(), LONG_WORDS)
+        text = long_prompt(time.time_ns(), self.words)
         return "\n\n".join((text.rpartition("\n\n")[0], prompt)) if prompt else text
 
     async def _stream(self, answer: FollowedAnswer) -> None:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": self.turns,
-            "max_tokens": self.tokens or (LONG_TOKENS if self.long else USUAL_TOKENS),
+            "max_tokens": self.tokens,
             "temperature": 0,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
-        if self.long:
-            body["ignore_eos"] = True
         headers = {"x-pdd-trace": "1"}
         async with self.client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             await check_answer(response, WORDS)

@@ -103,7 +103,7 @@ def allow_connections() -> None:
 
 
 def open_listeners(settings: Settings, worker: Worker | None) -> tuple[socket.socket, socket.socket | None]:
-    """Listen for clients and for operators, or take over what the supervisor listens on. Raises CannotListen."""
+    """Listen for clients and for operators, or take over what the supervisor has opened. Raises CannotListen."""
     if worker is not None:
         return socket.socket(fileno=worker.listener), socket.socket(fileno=worker.admin) if worker.admin else None
     admin = settings.admin.listen
@@ -123,8 +123,7 @@ async def _serve(settings: Settings, worker: Worker | None, has_rules: bool) -> 
         doors = Doors(most, trusted, spell_refusal(NO_ROOM))
         edge = Edge(limits.head_timeout_s, trusted, doors)
         http = functools.partial(EdgeProtocol, edge=edge)
-        is_shared = worker is not None
-        return ServedApp(app, listener, http, tls, limits.keep_alive_s, label, doors, limits.head_timeout_s, is_shared)
+        return ServedApp(app, listener, http, tls, limits.keep_alive_s, label, doors, limits.head_timeout_s)
 
     listener, admin = open_listeners(settings, worker)
     siblings = Siblings(Path(worker.folder), worker.number, settings.workers) if worker is not None else None

@@ -20,7 +20,6 @@ from gateway.cli.asking import (
     CannotAsk,
     add_gateway,
     check_answer,
-    open_client,
     open_console,
     run_asking,
     spell_failure,
@@ -49,28 +48,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the gateway; the exit status."""
 
-    async def work() -> None:
+    def work(runner: asyncio.Runner, client: httpx.AsyncClient) -> None:
         console = open_console()
-        async with open_client(args) as client:
-            if args.once:
-                await print_once(client, console)
-            elif console.is_terminal and sys.stdin.isatty():
-                await watch(client, console, sys.stdin.fileno())
-            else:
-                raise CannotAsk("this is no terminal: --once prints one frame")
+        if args.once:
+            runner.run(print_once(client, console))
+        elif console.is_terminal and sys.stdin.isatty():
+            runner.run(watch(client, console, sys.stdin.fileno()))
+        else:
+            raise CannotAsk("this is no terminal: --once prints one frame")
 
-    return run_asking("top", work)
+    return run_asking("top", args, work)
 
 
 async def print_once(client: httpx.AsyncClient, console: Console) -> None:
-    """Print one frame. Raises CannotAsk."""
+    """Print one frame. Raises CannotAsk and httpx.HTTPError."""
     state = WatchedState()
-    try:
-        response = await client.get("/admin/state")
-        await check_answer(response, WORDS)
-        state.take(msgspec.json.decode(response.content), whole=True)
-    except httpx.HTTPError as error:
-        raise CannotAsk(spell_failure(client, error)) from None
+    response = await client.get("/admin/state")
+    await check_answer(response, WORDS)
+    state.take(msgspec.json.decode(response.content), whole=True)
     console.print(draw_frame(state, Controls(), str(client.base_url), time.time(), FRAME_LINES))
 
 
@@ -109,7 +104,7 @@ async def follow(client: httpx.AsyncClient, state: WatchedState, note: Callable[
             state.lost = "the gateway has ended its stream"
         except httpx.HTTPError as error:
             state.lost = spell_failure(client, error)
-        except (CannotAsk, EventTooLarge) as error:
+        except (CannotAsk, EventTooLarge, msgspec.DecodeError) as error:
             state.lost = str(error)
         if not state.sections:
             raise CannotAsk(state.lost)

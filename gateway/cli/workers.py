@@ -1,4 +1,4 @@
-"""Several gateway processes of one ``pdd serve``: they share its listening sockets and its Redis, and end together.
+"""Several gateway processes of one ``pdd serve``: they share its addresses and its Redis, and end together.
 
 They are gateways like any others: what must be one for all is in Redis. A worker that ends by itself is started again.
 """
@@ -13,10 +13,11 @@ import tempfile
 import time
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 
 import msgspec
 
-from backends.transport.serving import bind, parse_listen
+from backends.transport.serving import bind_shared, parse_listen, reserve
 from gateway.app import PRIVATE_STATE, find_or_run_redis
 from gateway.config.settings import Settings, find_redis
 
@@ -107,9 +108,7 @@ class Supervisor:
 
 async def supervise(settings: Settings, options: Sequence[str]) -> int:
     """Run the workers until a signal; the exit status. ``options``: of ``pdd serve``, for each of them."""
-    listener = bind(*parse_listen(settings.listen))
-    admin = bind(*parse_listen(settings.admin.listen)) if settings.admin.listen else None
-    listeners = [one for one in (listener, admin) if one is not None]
+    reserved = [reserve(*parse_listen(one)) for one in (settings.listen, settings.admin.listen) if one is not None]
     if find_redis(settings) is None:
         log.warning(PRIVATE_STATE)
     async with find_or_run_redis(settings) as redis_url:
@@ -117,29 +116,27 @@ async def supervise(settings: Settings, options: Sequence[str]) -> int:
             environment = {**os.environ, "REDIS_URL": redis_url}
 
             async def launch(number: int) -> Process:
-                admin_fd = admin.fileno() if admin is not None else None
-                worker = Worker(number, os.getpid(), listener.fileno(), admin_fd, folder)
-                command = [sys.executable, "-m", "gateway", "serve", *options]
-                return await asyncio.create_subprocess_exec(
-                    *command,
-                    "--worker",
-                    msgspec.json.encode(worker).decode(),
-                    env=environment,
-                    pass_fds=[one.fileno() for one in listeners],
-                    start_new_session=True,  # a Ctrl-C at the terminal is told by this process alone
-                )
+                with ExitStack() as stack:
+                    # Listeners of its own, which end with it: the kernel shares connections out, and evenly so.
+                    fds = [stack.enter_context(bind_shared(at)).fileno() for at in reserved]
+                    worker = Worker(number, os.getpid(), fds[0], fds[1] if len(fds) > 1 else None, folder)
+                    return await asyncio.create_subprocess_exec(
+                        *(sys.executable, "-m", "gateway", "serve", *options),
+                        *("--worker", msgspec.json.encode(worker).decode()),
+                        env=environment,
+                        pass_fds=fds,
+                        start_new_session=True,  # a Ctrl-C at the terminal is told by this process alone
+                    )
 
             supervisor = Supervisor(launch, settings.workers)
-
-            def stop() -> None:
-                for one in listeners:
-                    one.close()  # so that nobody waits at a door that no worker opens any more
-                supervisor.stop()
-
             loop = asyncio.get_running_loop()
             for signum in (signal.SIGTERM, signal.SIGINT):
-                loop.add_signal_handler(signum, stop)
-            return await supervisor.run()
+                loop.add_signal_handler(signum, supervisor.stop)
+            try:
+                return await supervisor.run()
+            finally:
+                for one in reserved:
+                    one.close()
 
 
 def share_settings(settings: Settings) -> Settings:

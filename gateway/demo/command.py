@@ -29,6 +29,7 @@ from policies.rules import Rules
 CONFIG, REQUEST = "gateway.yaml", "request.json"
 TOKENS_PER_WORD = 1.25
 LONGEST_ANSWER_TOKENS = 2000
+SHOWN_CROSSING_S = 0.8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,13 +103,19 @@ async def _show(
         await asyncio.to_thread(args.json.write_bytes, msgspec.json.format(msgspec.json.encode(document)))
     if not args.once:
         gateway.rulebook.replace(Rules())
-        print_usage(console, base_url, MODEL)
+        words = fit_crossing(args, gateway.service.models[MODEL].kv_bytes_per_token)
+        print_usage(console, base_url, MODEL, words)
         request = {"model": MODEL, "max_tokens": tokens, "messages": [user(long_prompt(5, args.words))]}
         (cluster.folder / REQUEST).write_bytes(msgspec.json.encode(request))
         print_explain(console, cluster.folder / CONFIG, cluster.folder / REQUEST)
         console.print("Serving until Ctrl-C.")
         await stop.wait()
     return 0 if identical else 1
+
+
+def fit_crossing(args: argparse.Namespace, kv_bytes_per_token: int) -> int:
+    """Words of a prompt whose KV takes long enough to cross for a relay, and not as long as an answer."""
+    return int(SHOWN_CROSSING_S * args.rate_mbit * 1e6 / 8 / (TOKENS_PER_WORD * kv_bytes_per_token))
 
 
 def outlast_transfer(args: argparse.Namespace, kv_bytes_per_token: int, itl_s: float) -> int:

@@ -59,11 +59,12 @@ def print_answer(console: Console, run: ScenarioRun) -> None:
     console.print(text)
 
 
-def print_usage(console: Console, base_url: str, model: str) -> None:
-    """How to look at it and try it by hand."""
+def print_usage(console: Console, base_url: str, model: str, words: int) -> None:
+    """How to look at it and try it by hand. ``words``: of a prompt that is relayed."""
     console.print(f"\nThe operator's page, with a playground: {base_url}/ui", highlight=False)
     console.print(f"The same in a terminal: pdd top --url {base_url}", highlight=False)
-    console.print(f"Ask for a relay, and see who makes each token: pdd chat --long --url {base_url}", highlight=False)
+    chat = f"pdd chat --long --words {words} --url {base_url}"
+    console.print(f"Ask for a relay, and see who makes each token: {chat}", highlight=False)
     console.print(f"Base URL for any OpenAI client: {base_url}/v1", highlight=False)
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
     console.print(

@@ -101,11 +101,20 @@ class PredictedBlocks:
     limit: int
     until: dict[int, float] = field(default_factory=dict)
     _batches: deque[tuple[float, Sequence[int]]] = field(default_factory=deque)
+    _latest: float = 0.0
+
+    def stands(self, keys: Sequence[int], until: float) -> bool:
+        """Say whether a prompt's ``keys`` are all held until then: the last one is the first to go."""
+        return not keys or self.until.get(keys[-1], -1.0) >= until
 
     def note(self, keys: Sequence[int], until: float) -> None:
         """Hold ``keys`` until the time ``until`` at least; the oldest notes make room beyond ``limit`` blocks."""
         held = self.until
-        held.update({key: max(until, held.get(key, until)) for key in keys})
+        if until >= self._latest:
+            self._latest = until
+            held.update(dict.fromkeys(keys, until))
+        else:
+            held.update({key: max(until, held.get(key, until)) for key in keys})
         if self._batches and self._batches[-1][0] == until:  # dropping the earlier one would drop what both hold
             keys = [*self._batches.pop()[1], *keys]
         self._batches.append((until, keys))

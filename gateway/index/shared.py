@@ -2,18 +2,18 @@
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from zmq.asyncio import Context
 
 from gateway.index.follower import Follower
-from gateway.index.hashing import chain_seed, hash_blocks
+from gateway.index.hashing import BLOCK_TOKENS, chain_seed, hash_blocks
 from gateway.index.ingest import IngestTimes
 from gateway.index.leased import LeasedIngest
 from gateway.index.mirror import Mirror
-from gateway.index.store import ModelStore, StoreLimits
+from gateway.index.store import ModelStore, Note, StoreLimits
 from gateway.index.types import CacheHit, CacheSpec, IndexStats
 from gateway.redis.client import AWAY, SharedRedis
 from gateway.tasks import TaskSet
@@ -34,6 +34,7 @@ class LocalIndex:
         self._counters: Counter[str] = Counter()
         self._predicted_ttl_s = predicted_ttl_s
         self._now = now
+        self._named: deque[tuple[Sequence[int], bytes, Sequence[int]]] = deque(maxlen=_PROMPTS_KEPT)
         self._seed = lru_cache(_SEEDS_KEPT)(lambda model, lora, salt: chain_seed(model, lora, salt, key))
 
     def lookup(
@@ -41,7 +42,7 @@ class LocalIndex:
     ) -> dict[str, CacheHit]:
         """See ``PrefixIndex.lookup``."""
         self._counters["lookups"] += 1
-        return self._mirror.hits(model, hash_blocks(token_ids, self._seed(model, lora, salt)), len(token_ids))
+        return self._mirror.hits(model, self._name_blocks(token_ids, self._seed(model, lora, salt)), len(token_ids))
 
     def note_routed(
         self,
@@ -55,9 +56,21 @@ class LocalIndex:
         """See ``PrefixIndex.note_routed``."""
         holding = self._mirror.get(instance_id)
         if holding is not None and rank < len(holding.predicted):
-            block_keys = hash_blocks(token_ids, self._seed(model, lora, salt))
-            self._mirror.predict(instance_id, rank, block_keys, self._now() + self._predicted_ttl_s)
+            block_keys = self._name_blocks(token_ids, self._seed(model, lora, salt))
+            until = self._now() + self._predicted_ttl_s
+            if holding.predicted[rank].stands(block_keys, until - _NEWS_SHARE * self._predicted_ttl_s):
+                return  # this process, or one that shares the index, has said so a moment ago
+            self._mirror.predict(instance_id, rank, block_keys, until)
             self._share_note(holding.spec, rank, block_keys)
+
+    def _name_blocks(self, token_ids: Sequence[int], seed: bytes) -> Sequence[int]:
+        """Name a prompt's blocks; each leg of a request asks with the same prompt again."""
+        for ids, known_seed, block_keys in self._named:
+            if ids is token_ids and known_seed == seed and len(block_keys) == len(ids) // BLOCK_TOKENS:
+                return block_keys
+        block_keys = hash_blocks(token_ids, seed)
+        self._named.append((token_ids, seed, block_keys))
+        return block_keys
 
     def _share_note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int]) -> None:
         """Tell other processes, if there are any, of predicted blocks."""
@@ -74,6 +87,12 @@ class LocalIndex:
 
 
 _NOTES_QUEUED = 1_000
+_GATHERED_S = 0.02
+"""Notes that come within it are one step of Redis, and one read of every process that follows."""
+_PROMPTS_KEPT = 8
+"""Whose blocks were named last: requests are set up one after another, and their legs soon follow."""
+_NEWS_SHARE = 0.1
+"""Of an entry's time: one that loses less of it is not worth a step of every process and of Redis."""
 
 
 class RedisIndex(LocalIndex):
@@ -107,7 +126,7 @@ class RedisIndex(LocalIndex):
         self._followers: dict[str, Follower] = {}
         self._ingests: dict[str, LeasedIngest] = {}
         self._tasks = TaskSet()
-        self._notes: asyncio.Queue[tuple[CacheSpec, int, Sequence[int]]] = asyncio.Queue(_NOTES_QUEUED)
+        self._notes: asyncio.Queue[Note] = asyncio.Queue(_NOTES_QUEUED)
 
     async def start(self) -> None:
         """See ``PrefixIndex.start``."""
@@ -170,11 +189,18 @@ class RedisIndex(LocalIndex):
 
     async def _send_notes(self) -> None:
         while True:
-            spec, rank, block_keys = await self._notes.get()
-            try:
-                await self._store_of(spec.model).note(spec, rank, block_keys, self._predicted_ttl_s)
-            except AWAY:
-                self._counters["dropped_notes"] += 1
+            by_model: dict[str, list[Note]] = {}
+            note = await self._notes.get()
+            by_model[note[0].model] = [note]
+            await asyncio.sleep(_GATHERED_S)
+            while not self._notes.empty():
+                note = self._notes.get_nowait()
+                by_model.setdefault(note[0].model, []).append(note)
+            for model, notes in by_model.items():
+                try:
+                    await self._store_of(model).note(notes, self._predicted_ttl_s)
+                except AWAY:
+                    self._counters["dropped_notes"] += len(notes)
 
     def _store_of(self, model: str) -> ModelStore:
         store = self._stores.get(model)

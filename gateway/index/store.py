@@ -19,6 +19,8 @@ from gateway.redis.client import RedisClient
 _SCAN_COUNT = 10_000
 _RECORDS_COUNT = 1_000
 _T = TypeVar("_T")
+Note = tuple[CacheSpec, int, Sequence[int]]
+"""Predicted blocks of a rank of an instance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +145,14 @@ class ModelStore:
         arguments: list[int | str] = [token, gen, spec.filed_as, int(known), self._limits.stream_entries]
         return bool(await self._soon(self._set_known(keys, arguments)))
 
-    async def note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int], ttl_s: float) -> None:
-        """Add predicted blocks of a rank of an instance."""
-        keys = [self._key("meta", spec), self._key(_notes(rank), spec), self._deltas]
+    async def note(self, notes: Iterable[Note], ttl_s: float) -> None:
+        """Add predicted blocks of ranks of instances."""
         limits = [int(ttl_s * 1000), self._limits.predicted_blocks, self._limits.stream_entries]
-        await self._soon(self._note(keys, [spec.filed_as, _pack(block_keys), *limits, rank]))
+        async with self._client.pipeline(transaction=False) as pipeline:
+            for spec, rank, block_keys in notes:
+                keys = [self._key("meta", spec), self._key(_notes(rank), spec), self._deltas]
+                await self._note(keys, [spec.filed_as, _pack(block_keys), *limits, rank], client=pipeline)
+            await self._soon(pipeline.execute())
 
     async def states(self, specs: Iterable[CacheSpec]) -> list[InstanceState | None]:
         """Return where instances stand, each as of one moment; None where nothing is."""

@@ -61,7 +61,7 @@ def build_leg(
     return LegRequest(
         request_id=f"{request.request_id}-{start.kind.name.lower()}-{start.leg}",
         model=request.model,
-        prompt=[*request.prompt, *emitted[: start.base]],
+        prompt=[*request.prompt, *emitted[: start.base]] if start.base else request.prompt,
         max_tokens=start.max_tokens,
         min_tokens=start.min_tokens,
         sampling=GREEDY if start.kind is LegKind.EXTEND else request.sampling,

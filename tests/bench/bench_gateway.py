@@ -16,9 +16,10 @@ from typing import Any
 
 import uvloop
 
-from tests.bench.whole.client import MARK, Load, ask
-from tests.bench.whole.engine import AT_ONCE_TOKENS
+from tests.bench.whole.client import MARK, ask
+from tests.bench.whole.engine import AT_ONCE_TOKENS, MODEL
 from tests.bench.whole.plans import Bench, Measured, make_prompt, open_bench
+from tests.bench.whole.scale import check, measure_overload, measure_workers
 
 PLANS = ("upstream", "passthrough", "direct", "relay")
 ROUNDS = 3
@@ -37,13 +38,6 @@ def chat(model: str, prompt: str, tokens: int) -> bytes:
     """Return the body of a streamed chat."""
     messages = [{"role": "user", "content": prompt}]
     return json.dumps({"model": model, "messages": messages, "max_tokens": tokens, "stream": True}).encode()
-
-
-def check(load: Load) -> Load:
-    """Every answer has come whole."""
-    if load.failures or load.refused or load.done != load.wanted:
-        raise SystemExit(f"{load.done} of {load.wanted} answers, {load.refused} refused: {load.failures[:1]}")
-    return load
 
 
 async def cost_us(gateway: Measured, body: bytes, streams: int, wanted: int, ramp_s: float = 0.0) -> float:
@@ -98,8 +92,28 @@ async def compare(bench: Bench) -> dict[str, Any]:
         name: statistics.median(one[key] / other[key] for one, other in zip(rounds[mine], rounds[theirs], strict=True))
         for name, (key, mine, theirs) in PAIRS.items()
     }
-    reasons = {} if figures["nginx"] else {"gateway.nginx": "nginx is not installed"}
-    return {"gateway": figures, "ratios": ratios, "reasons": reasons}
+    found = {"gateway": figures, "ratios": ratios} | await measure_scale(bench, gateways["passthrough"], figures)
+    if figures["nginx"] is None:
+        found["reasons"]["gateway.nginx"] = "nginx is not installed"
+    return found
+
+
+async def measure_scale(bench: Bench, passthrough: Measured | None, figures: dict[str, Any]) -> dict[str, Any]:
+    """Measure several workers and overload; not on a machine whose processors others have."""
+    assert passthrough is not None
+    cores, load_average = os.cpu_count() or 1, os.getloadavg()[0]
+    found: dict[str, Any] = {"workers_2_speedup": None, "overload_ttft_p99_ratio": None, "reasons": {}}
+    busy = f"load average {load_average:.1f} on {cores} cores"
+    prompt = f"{MARK} {SHORT_PROMPT}"
+    found["workers_2_speedup"] = await measure_workers(bench, chat(MODEL, prompt, AT_ONCE_TOKENS))
+    if load_average > 2 * cores:
+        found["reasons"]["workers_2_speedup"] = f"{busy}: less than it would be on idle ones"
+        found["reasons"]["overload_ttft_p99_ratio"] = f"{busy}: the gateway would be late for want of a processor"
+    else:
+        body = chat(MODEL, prompt, AT_ONCE_TOKENS + CHUNKS)
+        chunk_us = figures["passthrough"]["chunk_us"]
+        found["overload_ttft_p99_ratio"] = await measure_overload(passthrough, body, chunk_us)
+    return found
 
 
 async def measure_all() -> dict[str, Any]:

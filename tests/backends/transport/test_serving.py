@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from backends.transport.serving import KEEP_ALIVE_S, CannotListen, ServedApp, bind, parse_listen, serve, serve_sites
+from backends.transport.serving import (
+    KEEP_ALIVE_S,
+    CannotListen,
+    ServedApp,
+    bind,
+    bind_shared,
+    parse_listen,
+    reserve,
+    serve,
+    serve_sites,
+)
 from tests.fakes.gates import HoldGate
 
 
@@ -130,3 +140,11 @@ async def test_answers_that_are_told_to_end_can_say_so() -> None:
 def test_idle_connections_outlive_a_load_balancers() -> None:
     """OPS-09: the balancer, which closes after a minute, closes first."""
     assert KEEP_ALIVE_S > 60
+
+
+def test_a_reserved_address_is_shared_by_its_own_listeners_only() -> None:
+    """Several listeners stand at a reserved address; one at which somebody listens already cannot be reserved."""
+    with reserve("127.0.0.1", 0) as reserved, bind_shared(reserved) as first, bind_shared(reserved) as second:
+        assert first.getsockname() == second.getsockname() == reserved.getsockname()
+        with pytest.raises(CannotListen):
+            reserve(*reserved.getsockname())

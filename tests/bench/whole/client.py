@@ -8,6 +8,8 @@ from typing import cast
 
 MARK = "@@@@@@@@"
 """Stands in a body for what makes each prompt another one."""
+RETRY_S = 0.2
+"""Clients of a gateway that refuses wait before they ask again."""
 END = b"0\r\n\r\n"
 
 
@@ -98,6 +100,8 @@ async def ask(port: int, body: bytes, streams: int, wanted: int, ramp_s: float =
         while load.asked < load.wanted:
             _, connection = await loop.create_connection(lambda: Connection(load), "127.0.0.1", port)
             await connection.over
+            if load.refused:
+                await asyncio.sleep(RETRY_S)
 
     async with asyncio.timeout(90):
         await asyncio.gather(*(run(ramp_s * number / streams) for number in range(streams)))

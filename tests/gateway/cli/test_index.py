@@ -85,7 +85,7 @@ async def share(url: str, tokens: int) -> None:
     spec = CacheSpec("md1", MODEL, 16, boot_id="1790000000.25")
     async with SharedRedis(url) as shared:
         store = ModelStore(shared.client("index", 5.0), "pdd", MODEL, StoreLimits())
-        await store.note(spec, 0, hash_blocks(PROMPT[:tokens], chain_seed(MODEL, None, None)), 600.0)
+        await store.note([(spec, 0, hash_blocks(PROMPT[:tokens], chain_seed(MODEL, None, None)))], 600.0)
 
 
 @pytest.mark.slow

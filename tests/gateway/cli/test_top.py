@@ -173,7 +173,10 @@ async def test_failures_are_told_in_plain_words(locked_desk: Desk, capsys: pytes
     async with AppServer(answer_nothing) as other:
         gone = other.url
         assert await pdd("top", "--once", "--url", other.url) == 1
-    assert "and not as a gateway does" in capsys.readouterr().err
+        assert "answers 500, and not as a gateway does" in capsys.readouterr().err
+        for command in (("top", "--once"), ("chat", "Well?")):
+            assert await pdd(*command, "--url", f"{other.url}/page") == 1
+            assert "answers, and not as a gateway does" in capsys.readouterr().err
     for arguments, words in (
         (("--url", gone), f"no gateway answers at {gone}"),
         (("--url", url), top.KEY_WANTED),
@@ -191,8 +194,11 @@ async def test_failures_are_told_in_plain_words(locked_desk: Desk, capsys: pytes
 
 
 async def answer_nothing(scope: Any, receive: Any, send: Any) -> None:
-    """Be some other server."""
-    await answer(send, 500, b"Internal Server Error")
+    """Be some other server, with a page at one address."""
+    if scope["path"].startswith("/page"):
+        await answer(send, 200, b"<html></html>")
+    else:
+        await answer(send, 500, b"Internal Server Error")
 
 
 async def test_a_gateway_without_operators_routes_says_so(
