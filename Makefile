@@ -10,13 +10,13 @@ QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
 .PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-families e2e-gpu e2e-on-gpu \
-	e2e-nixl bench bench-gateway trace conformance chaos soak mutate sbom clean
+	e2e-nixl bench bench-gateway trace conformance compat chaos soak mutate sbom clean
 
 install: .venv/.installed
 
 .venv/.installed: .venv/.demo
 	@echo "Installing what the checks and the tests need beside the demo's packages."
-	$(PIP) --quiet --editable '.[engine,litellm,dev]'
+	$(PIP) --quiet --editable '.[engine,litellm,otel,dev]'
 	touch $@
 
 .venv/.demo: pyproject.toml constraints.txt
@@ -109,6 +109,15 @@ bench-gateway: install
 conformance: install
 	$(BIN)/python -m tests.conformance_run
 
+# Real clients in environments of their own (some 1 GB) before relays over scripted engines: the part of `conformance` that
+# is about them.
+compat: install .venv-compat/.installed
+	$(BIN)/python -m tests.conformance_run clients
+
+.venv-compat/.installed: tests/compat/setup.py tests/compat/table.py
+	$(BIN)/python -m tests.compat.setup .venv-compat
+	touch $@
+
 # What one request and one token call on their way through the gateway; TRACE_JSON=FILE writes the figures.
 trace: install
 	$(BIN)/python -m tests.bench.trace
@@ -130,4 +139,4 @@ sbom: install
 	@$(BIN)/python -m tests.sbom
 
 clean:
-	rm -rf .venv .venv-e2e .venv-e2e-gpu .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis
+	rm -rf .venv .venv-e2e .venv-e2e-gpu .venv-compat .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .coverage .hypothesis

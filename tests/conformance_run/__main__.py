@@ -14,7 +14,7 @@ import msgspec
 
 from tests.conformance_run.parts import NotRun
 
-PARTS = ("templates", "toolcalls")
+PARTS = ("templates", "toolcalls", "clients")
 """The parts, each a module of this package."""
 
 

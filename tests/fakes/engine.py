@@ -97,6 +97,8 @@ class FakeEngine(AppServer):
         self.scripts: deque[Script] = deque()
         self.judge: Callable[[list[int]], Script | None] = lambda prompt: None
         """Names another script for some prompts."""
+        self.model_of: Callable[[Call], NextId] = lambda call: self.model
+        """The model that answers a call."""
         self.calls: list[Call] = []
         self.questions = 0
         """Requests for anything but tokens: probes, loads."""
@@ -326,11 +328,11 @@ class FakeEngine(AppServer):
     def _answer_ids(self, call: Call) -> tuple[list[int], str | None, int | None]:
         """The whole answer with its finish_reason and stop_reason, under the body's limits and stops."""
         body = call.body
-        stops = set(body.get("stop_token_ids", ()))
+        model, stops = self.model_of(call), set(body.get("stop_token_ids", ()))
         context = call.prompt
         first = len(context)
         while len(context) - first < body.get("max_tokens", 16):
-            token = self.model(context)
+            token = model(context)
             ends = (token == EOS and not body.get("ignore_eos")) or token in stops
             if ends and len(context) - first < body.get("min_tokens", 0):
                 token, ends = (max({EOS, *stops}) + 1), False
