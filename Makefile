@@ -16,7 +16,7 @@ install: .venv/.installed
 
 .venv/.installed: .venv/.demo
 	@echo "Installing what the checks and the tests need beside the demo's packages."
-	$(PIP) --quiet --editable '.[engine,litellm,dev]'
+	$(PIP) --quiet --editable '.[engine,litellm,otel,dev]'
 	touch $@
 
 .venv/.demo: pyproject.toml constraints.txt

@@ -60,6 +60,8 @@ class LegRequest:
     """The engine keeps the prompt's KV for one other engine; a chunk brings the ``kv_ticket`` that it is got by."""
     kv_ticket: Mapping[str, Any] | None = None
     """Where this very prompt's KV is, as the leg that lent it was told. It is good once, and for this prompt only."""
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    """W3C trace context that the engine shall work under, as HTTP headers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from gateway.auth.secrets import find_secret
 from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.config.live import LiveDocuments
 from gateway.config.rulebook import RULES, RuleBook
-from gateway.config.settings import Settings, find_redis
+from gateway.config.settings import Settings, find_otlp, find_redis
 from gateway.fleet.build import build_cache_spec, load_models, model_facts
 from gateway.fleet.canaries import CanaryWatch, NoWay
 from gateway.fleet.canary import CanaryPath
@@ -54,6 +54,7 @@ from gateway.tasks import TaskSet, run_every
 from gateway.telemetry.access import AccessLog, AccessWriter
 from gateway.telemetry.loop import LoopWatch
 from gateway.telemetry.metrics import Metrics
+from gateway.telemetry.sender import SpanSender, open_sender
 from gateway.telemetry.siblings import Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.telemetry.trace import Tracer
@@ -103,6 +104,16 @@ async def find_or_run_redis(settings: Settings) -> AsyncIterator[str]:
         yield server.url
 
 
+def open_spans(settings: Settings, metrics: Metrics) -> SpanSender | None:
+    """Return what sends spans; None where no receiver is named. Raises BadSettings."""
+    endpoint = find_otlp(settings)
+    try:
+        return None if endpoint is None else open_sender(endpoint, version("pdd-gateway"), metrics)
+    except ImportError as error:
+        message = f"otlp_endpoint: OpenTelemetry is needed (in a checkout: pip install '.[otel]'): {error}"
+        raise BadSettings(message) from None
+
+
 class Gateway:
     """Everything of one gateway process; ``app`` is served while the object is entered, and ``admin_app`` where the
     settings give it an address.
@@ -132,7 +143,8 @@ class Gateway:
         self.rulebook = RuleBook(settings.rules, known=has_rules)
         self.live.follow(self.rulebook.apply, RULES)
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
-        self.timelines = Timelines(time.monotonic)
+        self._spans = open_spans(settings, self.metrics)
+        self.timelines = Timelines(time.monotonic, take=None if self._spans is None else self._spans.take)
         self.index = MeteredIndex(index, self.metrics.registry)
         self.trust, self.sizes = KvTrust(time.monotonic, self.metrics), KvSizes()
         self.topology = LiveTopology(settings, self.index, time.monotonic, self._on_known, self._on_link)
@@ -214,6 +226,9 @@ class Gateway:
         stack.push_async_callback(self.ledger.aclose)
         await self.tracer.start()
         stack.push_async_callback(self.tracer.aclose)
+        if self._spans is not None:
+            await self._spans.start()
+            stack.push_async_callback(self._spans.aclose)
         await self.tenancy.start()
         stack.push_async_callback(self.tenancy.aclose)
         await self.live.start()

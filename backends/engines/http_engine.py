@@ -41,7 +41,7 @@ def post_leg(
         "POST",
         path,
         body,
-        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id, **headers},
+        headers={"Content-Type": "application/json", "X-Request-Id": leg.request_id, **leg.trace_headers, **headers},
         head_timeout_s=leg.first_token_timeout_s,
     )
 

@@ -36,6 +36,7 @@ from gateway.limits.bodies import HeldBytes
 from gateway.limits.usage import Use, use_of_slo
 from gateway.relay.types import Answer, Generator
 from gateway.telemetry.access import TENANT
+from gateway.telemetry.trace_context import read_context
 from policies.rules import BadRules, Rules, ask_plan
 
 INLINE_BODY_BYTES = 256 << 10
@@ -102,6 +103,7 @@ class Access:
             debug=debug,
             traced=debug and headers.get("x-pdd-trace") == "1",
             output_hint_tokens=int(hint) if HINT.fullmatch(hint) else None,
+            trace=read_context(headers),
         )
 
 

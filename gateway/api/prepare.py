@@ -12,6 +12,7 @@ from gateway.auth.secrets import NO_SALTS, Salts
 from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
+from gateway.telemetry.trace_context import TraceContext
 from gateway.text.detokenise import TextOptions
 from gateway.text.model import ServedModel
 from gateway.text.parsers.reader import AnswerReader
@@ -46,6 +47,8 @@ class Caller:
     """Whether the answer may tell how it was made."""
     traced: bool = False
     output_hint_tokens: int | None = None
+    trace: TraceContext | None = None
+    """The client's span."""
 
     def salt_of(self, model: str) -> str | None:
         """The salt of requests to a model."""
@@ -152,6 +155,7 @@ def prepare_request(
             session=fields.prompt_cache_key,
             features=features[index // n],
             output_hint_tokens=caller.output_hint_tokens,
+            trace=caller.trace,
             part_of=request_id,
         )
         for index in range(choices)

@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from backends.transport.address import has_credentials, root_of
 from gateway.config.fleet_settings import (
+    ApiUrl,
     BadSettings,
     Count,
     DiscoverySettings,
@@ -172,6 +173,13 @@ class Settings(Section, frozen=True):
     admission: AdmissionSettings = AdmissionSettings()
     admin: AdminSettings = AdminSettings()
     trace: TraceSettings = TraceSettings()
+    otlp_endpoint: Annotated[
+        ApiUrl | None,
+        Meta(
+            description="Base address of an OpenTelemetry receiver (OTLP over HTTP, as http://collector:4318) that "
+            "gets spans of each request; OTEL_EXPORTER_OTLP_ENDPOINT wins. null: none are made.",
+        ),
+    ] = None
     tls: TlsSettings | None = None
     cors_origins: Annotated[
         tuple[Annotated[str, Meta(pattern=r"^(\*|(?i:https?)://[^\s/?#]+)$")], ...],
@@ -273,6 +281,11 @@ def find_proxies(settings: Settings) -> tuple[IpNetwork, ...]:
 def find_redis(settings: Settings) -> str | None:
     """Where the shared state lives: the environment wins over the file; None: nowhere yet."""
     return os.environ.get("REDIS_URL") or settings.redis_url
+
+
+def find_otlp(settings: Settings) -> str | None:
+    """Where spans are sent to: the environment wins over the file; None: nowhere."""
+    return os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or settings.otlp_endpoint
 
 
 def read_key(where: str, variable: str | None) -> str | None:

@@ -28,7 +28,6 @@ from gateway.passthrough.servers import Servers
 from gateway.telemetry.metrics import Metrics
 from gateway.telemetry.timeline import Timelines
 from gateway.telemetry.trace import TracedRequest, Tracer
-from policies.rules import SloRules
 from policies.where import Where
 
 JSON = "application/json"
@@ -134,21 +133,23 @@ class PassthroughService:
         tenant, rules = caller.tenant, caller.rules
         # They take no place of the engines' main decode: upstreams have bounds of their own.
         entry = await self.admission.enter(tenant, rules, request.model, prompt_tokens, most_output_tokens, answers=0)
-        with self._recorded(request, entry, prompt_tokens, rules.slo, traced) as record:
+        timeline = self.timelines.open(request.id, request.model, caller.trace)
+        if timeline.trace is not None:
+            request = replace(request, headers={**request.headers, **timeline.trace.headers()})
+        record = PassRecord(timeline, self.metrics, request.path, rules.slo)
+        with self._recorded(record, entry, prompt_tokens, traced):
             await pass_on(request, servers, client, record, entry.headers)
 
     @contextmanager
     def _recorded(
         self,
-        request: PassedRequest,
+        record: PassRecord,
         entry: Admission,
         prompt_tokens: int,
-        slo: SloRules,
         traced: TracedRequest | None,
-    ) -> Iterator[PassRecord]:
-        record = PassRecord(self.timelines.open(request.id, request.model), self.metrics, request.path, slo)
+    ) -> Iterator[None]:
         try:
-            yield record
+            yield
         except GatewayError:
             record.failed()
             prompt_tokens = 0

@@ -53,8 +53,8 @@ class OverflowService:
     ) -> None:
         """Answer from outside. Raises GatewayError while nothing was sent."""
         assert self.provider is not None
-        timeline = self.timelines.open(prepared.id, prepared.model.name)
         request = prepared.requests[0]
+        timeline = self.timelines.open(prepared.id, prepared.model.name, request.trace)
         slo = request.rules.slo if request.rules is not None else NO_SLO
         spending = Spending(timeline, self.metrics, outside, slo, request.waited_s)
         chunks = self.provider.chat(self.models[outside.model], value, stream=prepared.stream)

@@ -72,6 +72,7 @@ class PassRecord:
         )
         self._metrics.in_flight.labels(self._timeline.model).dec()
         self._metrics.passed.requests.labels(self._server, self._path, self._outcome).inc()
+        self._timeline.end()
 
     def trace(self, traced: TracedRequest) -> None:
         """Tell what became of it."""
@@ -143,3 +144,4 @@ class Spending:
             self._metrics.passed.external_cost.labels(self._provider_model).inc(usage.cost_usd or 0.0)
         self._metrics.in_flight.labels(model).dec()
         self._metrics.requests.labels(model, PLAN, self._outcome).inc()
+        self._timeline.end()

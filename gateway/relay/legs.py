@@ -70,6 +70,7 @@ def build_leg(
         data_parallel_rank=rank,
         first_token_timeout_s=wait_s,
         idle_timeout_s=rules.idle_timeout_s,
+        trace_headers=request.trace.of_leg(start.leg).headers() if request.trace is not None else {},
     )
 
 
@@ -88,6 +89,7 @@ def build_align_leg(
         data_parallel_rank=rank,
         first_token_timeout_s=rules.extend_timeout_s,
         idle_timeout_s=rules.idle_timeout_s,
+        trace_headers=request.trace.headers() if request.trace is not None else {},
     )
 
 

@@ -171,6 +171,7 @@ class Record:
             ended_s = self._timeline.clock() if self._finished_s is None else self._finished_s
             ttft_s = None if self._first_s is None else self._first_s - self._asked_s
             self._traced.end(p + rld + md, ttft_s, self._longest_gap_s, ended_s - self._asked_s)
+        self._timeline.end()
 
     def _judge(self, finished_s: float) -> bool | None:
         """Judge by what the client saw: its last tokens may have waited for it, or for the joint."""

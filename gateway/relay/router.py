@@ -1,7 +1,7 @@
 """Routes each request: facts -> plan -> answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from backends.types import TransferRequest
@@ -64,7 +64,8 @@ class Router:
         self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
-        timeline = self.timelines.open(request.request_id, request.model)
+        timeline = self.timelines.open(request.request_id, request.model, request.trace)
+        request = replace(request, trace=timeline.trace)
         timeline.decision = decision
         timeline.summary["tenant"] = request.tenant
         note_use = partial(self.note_use, request.tenant, request.model)

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 
 from backends.types import Sampling, TokenLogprob
 from gateway.fleet.blame import Culprit
+from gateway.telemetry.trace_context import TraceContext
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
 
@@ -35,6 +36,8 @@ class GenerationRequest:
     session: str | None = None
     rules: Rules | None = None
     waited_s: float = 0.0
+    trace: TraceContext | None = None
+    """The span that engines are told they work for."""
     part_of: str | None = None
     """The client's request that this is one of several choices of."""
 

@@ -202,6 +202,13 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+        self.spans_sent = Counter("pdd_spans_sent", "Spans that the OpenTelemetry receiver took", registry=registry)
+        self.spans_dropped = Counter(
+            "pdd_spans_dropped",
+            "Spans that found no room, or that the receiver did not take, by which of them",
+            ["reason"],
+            registry=registry,
+        )
         self.unread_arguments = Counter(
             "pdd_unread_tool_arguments",
             "Tool calls in conversations whose arguments were no JSON object and were read as an empty one",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from gateway.telemetry.trace_context import TraceContext, begin_span
 from policies.plans import Decision
 
 
@@ -22,6 +23,17 @@ class Timeline:
     most_events: int = 500
     decision: Decision | None = None
     """Why it is answered as it is; None: nothing was to be decided."""
+    trace: TraceContext | None = None
+    """Its span, which is its client's where nothing is told of it."""
+    parent: TraceContext | None = None
+    """The client's span."""
+    on_end: "Callable[[Timeline], None] | None" = None
+
+    def end(self) -> None:
+        """Nothing more will happen: whoever is told of it, is told now."""
+        if self.on_end is not None:
+            tell, self.on_end = self.on_end, None
+            tell(self)
 
     def note(self, what: str, **details: Any) -> None:
         """Add an event; beyond ``most_events`` only the count goes on."""
@@ -41,16 +53,21 @@ class Timeline:
 
 
 class Timelines:
-    """The last ``most`` timelines by request id."""
+    """The last ``most`` timelines by request id. ``take``: is told of each that has ended, as spans of its trace."""
 
-    def __init__(self, clock: Callable[[], float], most: int = 1000) -> None:
+    def __init__(
+        self, clock: Callable[[], float], most: int = 1000, take: Callable[[Timeline], None] | None = None
+    ) -> None:
         self._clock = clock
         self._most = most
+        self._take = take
         self._kept: OrderedDict[str, Timeline] = OrderedDict()
 
-    def open(self, request_id: str, model: str) -> Timeline:
-        """Start a timeline and forget the oldest beyond the bound."""
-        timeline = Timeline(request_id, model, self._clock, self._clock())
+    def open(self, request_id: str, model: str, parent: TraceContext | None = None) -> Timeline:
+        """Start a timeline and forget the oldest beyond the bound. ``parent``: the client's span."""
+        timeline = Timeline(request_id, model, self._clock, self._clock(), trace=parent, parent=parent)
+        if self._take is not None:
+            timeline.trace, timeline.on_end = begin_span(parent), self._take
         self._kept[request_id] = timeline
         if len(self._kept) > self._most:
             self._kept.popitem(last=False)

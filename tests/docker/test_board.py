@@ -53,6 +53,7 @@ NOT_SHOWN = {
     },
     "of clients' mistakes, or rare": {"pdd_fused_left_total", "pdd_unread_tool_arguments_total", "pdd_loop_tasks"},
     "how a full process refuses; what it refused is shown": {"pdd_loop_lag_seconds", "pdd_requests_carried_most"},
+    "of tracing itself": {"pdd_spans_dropped_total", "pdd_spans_sent_total"},
     "first bytes of passed answers are their servers' own": {"pdd_passed_first_byte_seconds"},
     "by model in `pdd usage`": {"pdd_external_tokens_total"},
 }

@@ -20,7 +20,7 @@ from gateway.relay.answer import RelayAnswer
 from gateway.relay.router import Router
 from gateway.relay.types import Finish, GenerationRequest, Tokens
 from gateway.telemetry.metrics import Metrics
-from gateway.telemetry.timeline import Timelines
+from gateway.telemetry.timeline import Timeline, Timelines
 from gateway.text.context import ContextLength
 from policies.rules import Rules, parse_rules
 from policies.types import Role
@@ -90,10 +90,12 @@ async def open_stage(
     lease_s: float = 30.0,
     lends: bool = False,
     ranks: Mapping[str, tuple[int, ...]] | None = None,
+    take: Callable[[Timeline], None] | None = None,
 ) -> AsyncIterator[Stage]:
     """Run the fakes and a service over them. The rules make every request a relay unless told otherwise.
 
-    ``ranks``: engines with data-parallel ranks, and what of the prompt is known to be on each.
+    ``ranks``: engines with data-parallel ranks, and what of the prompt is known to be on each. ``take``: is told of
+    each timeline that ended.
     """
     ranks = ranks or {}
     asked = {"direct_wan_bound_s": 0, "relay": QUICK} | (rules or {})
@@ -134,7 +136,7 @@ async def open_stage(
             learning=Learning(loop.time),
             sessions=Sessions(),
             aligner=aligner,
-            timelines=Timelines(loop.time),
+            timelines=Timelines(loop.time, take=take),
             metrics=metrics,
             rng=random.Random(1),
         )
