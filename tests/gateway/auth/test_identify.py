@@ -47,7 +47,7 @@ def test_key_is_found(check: KeyCheck, headers: list[tuple[str, str]]) -> None:
     assert check(connection(*headers)) == "acme"
 
 
-@pytest.mark.parametrize("foreign", ["sk-ant-oat01-abc", "pd", str(make_key())])
+@pytest.mark.parametrize("foreign", ["sk-ant-oat01-abc", "pd", str(make_key())], ids=["others", "short", "unknown"])
 def test_a_foreign_key_beside_a_good_one(check: KeyCheck, foreign: str) -> None:
     """SEC-102: Authorization is looked at first; the good key decides everything, wherever a foreign one stands."""
     assert check(connection(("authorization", f"Bearer {KEY}"), ("x-api-key", foreign))) == "acme"
