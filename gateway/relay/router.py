@@ -65,7 +65,8 @@ class Router:
         self.learning.note_decision(decision, rules)
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model, request.trace)
-        request = replace(request, trace=timeline.trace)
+        if timeline.trace is not request.trace:
+            request = replace(request, trace=timeline.trace)
         timeline.decision = decision
         timeline.summary["tenant"] = request.tenant
         note_use = partial(self.note_use, request.tenant, request.model)
