@@ -124,6 +124,14 @@ class Rig:
         return answer
 
 
+def comparable(essence: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what no engine may have told yet where a stop string ended the answer before the engine did."""
+    usage = essence["usage"]
+    if not isinstance(essence["end"][1], str) or usage is None:
+        return essence
+    return essence | {"usage": usage | {"prompt_tokens_details": None}}
+
+
 def essence_of_whole(answer: dict[str, Any]) -> dict[str, Any]:
     """What a whole answer says, but for names and times."""
     (choice,) = answer["choices"]
@@ -224,4 +232,4 @@ async def test_a_split_answer_says_what_an_unsplit_one_says(
     split = await rig.split(body, mode, cut, late, chunks[0])
     if split["ids"] and len(split["ids"]) > cut + late + 1:
         assert rig.stage.engines["md1"].calls
-    assert split == await rig.plain(body)
+    assert comparable(split) == comparable(await rig.plain(body))

@@ -136,6 +136,7 @@ async def test_a_silent_listener_is_away_in_time(told: list[str]) -> None:
         assert not any(ups(shared, client)) and len(told) == 1
         for writer in conversations:
             writer.close()
+            await writer.wait_closed()
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Tests of the thin Redis client, against a server whose bytes and their cuts are the test's."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
@@ -46,6 +47,14 @@ async def served(
         finally:
             connection.abort()
             await connection.closed
+
+
+async def close_all(writers: list[asyncio.StreamWriter]) -> None:
+    """Close a server's connections to their end, whatever the other side did."""
+    for writer in writers:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 def bulk(value: bytes) -> bytes:
@@ -168,11 +177,13 @@ async def test_abort_fails_what_is_due() -> None:
 
 async def test_nobody_there() -> None:
     """An address where nothing listens, or that does not answer, cannot be opened."""
-    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    writers: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda reader, writer: writers.append(writer), "127.0.0.1", 0)
     address = StoreAddress("127.0.0.1", server.sockets[0].getsockname()[1])
     with pytest.raises(ConnectionLost, match="silent"):
         await StoreConnection.open(address, silence_s=0.1)
     server.close()
+    await close_all(writers)
     with pytest.raises(ConnectionLost, match="cannot reach"):
         await StoreConnection.open(address, silence_s=1)
 
