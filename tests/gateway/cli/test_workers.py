@@ -166,6 +166,7 @@ async def test_workers_are_one_gateway(tmp_path: Path, long_model_dir: Path) -> 
             before = await served.until_workers(lambda pids: len(pids) == 2)
             killed = min(before)
             os.kill(killed, signal.SIGKILL)
+            await until_gone(killed)
             await ask(served)
             after = await served.until_workers(lambda pids: killed not in pids and len(pids) == 2)
             assert len(before & after) == 1
@@ -213,6 +214,14 @@ async def check_rules_reach_both(served: Served, redis_url: str) -> None:
             if len(told) == 2 and all(one["revision"] >= 1 for one in told):
                 return
             await asyncio.sleep(0.1)
+
+
+async def until_gone(pid: int) -> None:
+    """Wait until a process is no more: until then the kernel may give its listener connections, which die with it."""
+    with contextlib.suppress(ProcessLookupError):
+        while True:
+            os.kill(pid, 0)
+            await asyncio.sleep(0.01)
 
 
 async def drain_amid_stream(served: Served, hold: HoldGate) -> tuple[int | None, list[str]]:
