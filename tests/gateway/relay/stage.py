@@ -115,7 +115,9 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links([Link("a", "b", path, KvBook(KvTerms("lmcache", CHUNK_TOKENS)), 1e6, lease_s, lends)], 60.0)
+        links = Links(
+            [Link("a", "b", path, KvBook(KvTerms("lmcache", CHUNK_TOKENS, dtype="float32")), 1e6, lease_s, lends)], 60.0
+        )
         await links.start()
         stack.push_async_callback(links.aclose)
         dropped: list[DropReason] = []
