@@ -341,6 +341,7 @@ class Gateway:
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
             note_unread=self.metrics.count_unread,
+            note_turn=self.metrics.count_turn,
             readings=self.readings,
         )
         app: ASGIApp = build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])

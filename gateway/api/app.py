@@ -58,12 +58,14 @@ class ApiState:
     """Lets engines read chats; None: all are read here."""
     note_unread: Callable[[str], object] = str
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
+    note_turn: Callable[[str, str], object] = lambda model, result: None
+    """Is told the model and what came of the ids of a conversation's earlier turns."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     passed = state.passing.models if state.passing else tuple
-    models = Models(state.models, state.created, passed, state.note_unread, state.readings)
+    models = Models(state.models, state.created, passed, state.note_unread, state.readings, state.note_turn)
 
     def endpoint(api: GenerationApi, overflow: OverflowAnswers | None = None) -> Route:
         served = GenerationEndpoint(api, models, state.generator, state.access, state.limits, state.passing, overflow)

@@ -396,7 +396,8 @@ class GenerationEndpoint:
             answer = self._generator.generate(request)
             run.answers.append(answer)
             reader = prepared.make_reader() if prepared.make_reader is not None else None
-            run.choices.append(Choice(index, answer, prepared.model.vocabulary, prepared.text, reader))
+            choice = Choice(index, answer, prepared.model.vocabulary, prepared.text, reader, prepared.turn)
+            run.choices.append(choice)
 
 
 def spell_plan(answer: Answer) -> errors.RawHeaders:
