@@ -18,7 +18,7 @@ from gateway.text.parsers.output import Parts, PartsWanted
 from gateway.text.parsers.reader import AnswerReader
 from gateway.text.shapes import PROMPT_FIELDS
 from gateway.text.template import TemplateRejected
-from gateway.text.turns import ChatTurn, ModelWords, Said, say
+from gateway.text.turns import ModelWords, OngoingTurn, Said, say
 from policies.where import Where
 
 OPENING_TOKENS = 1024
@@ -57,7 +57,7 @@ async def read_chat(
     model: ServedModel,
     models: Models,
     caller: Caller,
-    turn: ChatTurn | None = None,
+    turn: OngoingTurn | None = None,
 ) -> Sequence[int]:
     """Return the prompt's ids, made here or by an engine, as the model's ``reader`` has it. Raises GatewayError.
 
@@ -79,7 +79,7 @@ async def read_chat(
 
 def follow_turn(
     fields: ChatFields, choice: ToolChoice, model: ServedModel, models: Models, caller: Caller
-) -> ChatTurn | None:
+) -> OngoingTurn | None:
     """Return what knows the exact ids of the conversation's earlier turns, where they are of use."""
     whole = fields.truncate_prompt_tokens is None and not fields.add_special_tokens
     if not (model.reuses_turns and whole) or fields.continue_final_message:
@@ -93,7 +93,7 @@ def follow_turn(
 
     words = ModelWords(model.encoder.encode_now, read, model.end_texts)
     scope = (caller.tenant, caller.salt_of(model.name), model.name)
-    return ChatTurn(models.turns, scope, fields.messages, words, partial(models.note_turn, model.name))
+    return OngoingTurn(models.turns, scope, fields.messages, words, partial(models.note_turn, model.name))
 
 
 def find_reader(

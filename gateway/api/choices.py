@@ -30,7 +30,7 @@ from gateway.text.detokenise import OutputText, TextOptions
 from gateway.text.parsers.output import CallDelta, Parts
 from gateway.text.parsers.reader import AnswerReader
 from gateway.text.tokenise import Ids
-from gateway.text.turns import ChatTurn
+from gateway.text.turns import OngoingTurn
 from gateway.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0
@@ -67,7 +67,7 @@ class Choice:
         vocabulary: Vocabulary,
         options: TextOptions,
         reader: AnswerReader | None = None,
-        turn: ChatTurn | None = None,
+        turn: OngoingTurn | None = None,
     ) -> None:
         self.index = index
         self.completion_tokens = 0

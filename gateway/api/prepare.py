@@ -17,7 +17,7 @@ from gateway.text.detokenise import TextOptions
 from gateway.text.model import ServedModel
 from gateway.text.parsers.reader import AnswerReader
 from gateway.text.tokenise import PromptTooLong
-from gateway.text.turns import ChatTurn
+from gateway.text.turns import OngoingTurn
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
 
@@ -81,7 +81,7 @@ class PreparedRequest:
     """Prompt texts that the answers begin with."""
     make_reader: Callable[[], AnswerReader] | None = None
     """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
-    turn: ChatTurn | None = None
+    turn: OngoingTurn | None = None
     """Keeps the one answer's ids for the conversation's next turn."""
 
     @property
@@ -120,7 +120,7 @@ class Prompted:
     logprobs: int | None
     echoes: tuple[str, ...] = ()
     make_reader: Callable[[], AnswerReader] | None = None
-    turn: ChatTurn | None = None
+    turn: OngoingTurn | None = None
 
 
 def prepare_request(
@@ -194,7 +194,7 @@ async def encode_prompt(
     field: str,
     special: bool,
     caller: Caller,
-    turn: ChatTurn | None = None,
+    turn: OngoingTurn | None = None,
 ) -> list[int]:
     """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises GatewayError."""
     limit = model.context_tokens if fields.truncate_prompt_tokens is None else None

@@ -94,7 +94,7 @@ class TurnMemory:
                 self.used_bytes -= oldest.size_bytes
 
 
-class ChatTurn:
+class OngoingTurn:
     """One chat request: its prompt begins with what is known, and with its answer it is known itself.
 
     ``scope``: the tenant's cache and the model; nothing is shared beyond it. ``note`` is told what came of each

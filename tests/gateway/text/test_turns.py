@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.text.detokenise import OutputText, TextOptions
 from gateway.text.model import ServedModel, load_model
 from gateway.text.parsers.output import CallDelta, Parts
-from gateway.text.turns import ChatTurn, KeptTurn, ModelWords, Said, TurnMemory, say
+from gateway.text.turns import KeptTurn, ModelWords, OngoingTurn, Said, TurnMemory, say
 from tests.gateway.api.talk import TEMPLATE, TOOLS
 from tests.gateway.model_dir import make_model_dir
 
@@ -46,9 +46,9 @@ class Talk:
     memory: TurnMemory = field(default_factory=TurnMemory)
     notes: list[str] = field(default_factory=list)
 
-    def turn(self, messages: Sequence[dict[str, Any]], scope: Sequence[str | None] = ("t", None, "m")) -> ChatTurn:
+    def turn(self, messages: Sequence[dict[str, Any]], scope: Sequence[str | None] = ("t", None, "m")) -> OngoingTurn:
         words = ModelWords(self.model.encoder.encode_now, self.read, self.model.end_texts)
-        return ChatTurn(self.memory, scope, messages, words, self.notes.append)
+        return OngoingTurn(self.memory, scope, messages, words, self.notes.append)
 
     def read(self, prompt: Sequence[int], answer: Sequence[int]) -> Said:
         reader = self.model.parsers.make_reader("", TOOLS)
@@ -65,7 +65,7 @@ class Talk:
         """What an engine makes of the messages."""
         return self.model.encoder.encode_now(self.render(messages))
 
-    def prompt(self, messages: Sequence[dict[str, Any]], **scope: Any) -> tuple[list[int], ChatTurn]:
+    def prompt(self, messages: Sequence[dict[str, Any]], **scope: Any) -> tuple[list[int], OngoingTurn]:
         turn = self.turn(messages, **scope)
         text = self.render(messages)
         known = turn.begin(text)
