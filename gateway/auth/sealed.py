@@ -22,10 +22,10 @@ MOST_BYTES = 32 << 20
 INLINE_BYTES = 64 << 10
 
 
-Made = TypeVar("Made")
+Worked = TypeVar("Worked")
 
 
-async def beside_the_loop(work: Callable[[str, bytes], Made], key: str, data: bytes) -> Made:
+async def beside_the_loop(work: Callable[[str, bytes], Worked], key: str, data: bytes) -> Worked:
     """Do work on data, in a thread where it is much of it."""
     return work(key, data) if len(data) <= INLINE_BYTES else await asyncio.to_thread(work, key, data)
 
