@@ -25,7 +25,14 @@ class ModelSettings(Section, frozen=True):
     """A model that clients may ask for."""
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
-    path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Directory with tokenizer.json and the chat template. With `reader: engine` tiktoken.model "
+            "will do in place of the one, and the other may be missing.",
+        ),
+    ]
     context_tokens: Annotated[
         Count | None,
         Meta(
