@@ -126,12 +126,13 @@ def pick_traffic(scenario: Scenario, args: argparse.Namespace) -> tuple[Agents |
 
 
 def read_rules(path: Path | None, scenario: Scenario) -> Rules:
-    """Return the rules of a file over the gateway's defaults, with the scenario's promises where it has none.
+    """Return the rules of a file over the gateway's defaults, with those of the scenario where it has none.
 
     Raises BadRules and BadSettings.
     """
-    promised = {"slo": {"ttft_s": scenario.ttft_s, "total_s": scenario.total_s}}
-    return build_rules(promised, {} if path is None else read_yaml(path)).stable
+    slo = {"ttft_s": scenario.ttft_s, "total_s": scenario.total_s}
+    own = {"slo": slo, "direct_wan_bound_s": scenario.direct_wan_bound_s}
+    return build_rules(own, {} if path is None else read_yaml(path)).stable
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -26,6 +26,24 @@ def show(name: str, value: float) -> str:
     return f"{value:.2f}" + (" s" if name.endswith("_s") else "")
 
 
+FIGURES_HEAD = ("figure", "reported", "ours", "+-", "deviation", "decided by")
+
+
+def figure_rows(paper: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Write the reported figures beside ours."""
+    return [
+        [
+            REPORTED[name][1],
+            show(name, row["paper"]),
+            show(name, row["ours"]),
+            show(name, row["spread"]).lstrip("+"),
+            f"{row['deviation']:+.0%}",
+            row.get("decided_by", ""),
+        ]
+        for name, row in paper.items()
+    ]
+
+
 def print_paper(tables: Mapping[str, Any], console: Console) -> None:
     """Print the study of the report's scenario."""
     rates = tables["rates"]
@@ -33,10 +51,9 @@ def print_paper(tables: Mapping[str, Any], console: Console) -> None:
         f"Served within the promises: one region {rates['same']:.1f}/s, PDD {rates['pdd']:.1f}/s "
         f"(closed form {rates['closed_form']['same']:.1f} and {rates['closed_form']['pdd']:.1f})"
     )
-    table = Table("figure", "reported", "ours", "deviation", "decided by", title="The report's figures and ours")
-    for name, row in tables["paper"].items():
-        cells = [show(name, row["paper"]), show(name, row["ours"]), f"{row['deviation']:+.0%}"]
-        table.add_row(REPORTED[name][1], *cells, row.get("decided_by", ""))
+    table = Table(*FIGURES_HEAD, title="The report's figures and ours")
+    for row in figure_rows(tables["paper"]):
+        table.add_row(*row)
     console.print(table)
     loads = tables["line_loads"]
     table = Table("figure", *loads, title="By the line's load")

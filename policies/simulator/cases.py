@@ -68,6 +68,8 @@ class Agents:
     """Agents of a closed loop; 0: requests come on their own."""
     pause_s: float = 5.0
     """Of an agent between an answer and its next request, in a closed loop."""
+    cold_output_tokens: int | None = None
+    """Mean length of answers to prompts of which next to nothing is cached; None: as of all."""
 
     def source(self, rng: Rng, rate_per_s: float) -> AgentTraffic:
         """Make as many agents as ask so often."""
@@ -79,6 +81,7 @@ class Agents:
             output_spread=self.output_spread,
             sessions=max(FEWEST_AGENTS, self.running, round(rate_per_s * self.turn_s)),
             block_tokens=self.block_tokens,
+            cold_output_tokens=self.cold_output_tokens,
         )
 
     def make(self, rng: Rng, rate_per_s: float) -> tuple[list[Row], list[tuple[int, ...]]]:
