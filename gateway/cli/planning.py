@@ -25,7 +25,7 @@ AGENTS_PER_S = 5.0
 
 def add_traffic(parser: argparse.ArgumentParser, name: str) -> None:
     """Declare what comes; ``name`` is the option that names a trace."""
-    text = "Mooncake's or `pdd trace export`'s JSON lines, or Azure's CSV"
+    text = "Mooncake's, TraceLab's or `pdd trace export`'s JSON lines, or Azure's CSV"
     parser.add_argument(name, type=Path, dest="trace", metavar="FILE", help=text)
     parser.add_argument("--agents", action="store_true", help="the scenario's made-up agents, at --rate")
     parser.add_argument("--arrivals", choices=list(ARRIVALS), default="poisson", help="(default: %(default)s)")
