@@ -81,7 +81,20 @@ def print_sensitivity(sensitivity: Mapping[str, Mapping[str, float]], console: C
 def print_comparison(found: Comparison, console: Console) -> None:
     """Print fleets side by side."""
     table = Table(title="At the traffic's own rate; served: the highest rate within the promises")
-    columns = ("topology", "P/RLD/MD", "cost/h", "good", "TTFT p50", "p90", "p99", "gap p99", "ITL p50", "hit P", "MD")
+    columns = (
+        "topology",
+        "P/RLD/MD",
+        "wanted",
+        "cost/h",
+        "good",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "gap p99",
+        "ITL p50",
+        "hit P",
+        "MD",
+    )
     for column in (*columns, "RLD tokens", "singular", "WAN GB", "served/s", "served/cost"):
         table.add_column(column, justify="left" if column == "topology" else "right", no_wrap=True)
     for one, result, served in zip(found.contenders, found.results, found.served_per_s, strict=True):
@@ -89,6 +102,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
         table.add_row(
             one.name,
             "/".join(str(count) for count in one.counts.values()),
+            "/".join(f"{result.wanted[role]:.1f}" for role in one.counts),
             f"{report.cost:.2f}",
             f"{report.good:.1%}",
             *(f"{wait:.2f}" for wait in (report.ttft.p50_s, report.ttft.p90_s, report.ttft.p99_s, report.gap.p99_s)),

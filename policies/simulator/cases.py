@@ -11,7 +11,7 @@ from policies.simulator.fleet import Fleet
 from policies.simulator.replay import Replay, Sample
 from policies.simulator.report import Report
 from policies.simulator.trace import Row, mean_rate, pace
-from policies.types import Rng
+from policies.types import Rng, Role
 
 GOOD_SHARE = 0.95
 """Share of the requests that must keep the promises where the most that a fleet serves is sought."""
@@ -162,6 +162,12 @@ class CaseResult:
     """Quantiles from 0 to 100 %."""
     gap_s: tuple[float, ...]
     samples: tuple[Sample, ...]
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """Instances that each role should have, as a gateway would tell autoscalers; in the later half, on average."""
+        seen = self.samples[len(self.samples) // 2 :]
+        return {role.value: sum([one.wanted.get(role, 0.0) for one in seen]) / max(1, len(seen)) for role in Role}
 
 
 def run_case(case: SimulationCase, rng: Rng, tick: Callable[[], None] = lambda: None) -> CaseResult:
