@@ -29,7 +29,7 @@ def test_direct_waits_for_kv_after_the_first_token() -> None:
 @pytest.mark.parametrize("cached", [0, 2_000, 5_000, 8_000, 9_900])
 @pytest.mark.parametrize("rate", [5e6, 2e7, 5e8])
 def test_the_wait_for_kv_is_what_was_reckoned(cached: int, rate: float) -> None:
-    """On an idle line MD has the KV as long after P's end as decisions reckon, within a step: what P had crosses before."""
+    """On an idle line MD has the KV as long after P's end as reckoned, within a step: what P had crosses before."""
     line = replace(SLOW, rate_bytes_per_s=rate, connections=1000)
     simulation = Replay(fleet(lines=(line,)), parse_rules({"pipelines": ["direct"]}), FixedRng())
     asked, prefill = row(10_000, 11), simulation.world.sites["p"]
