@@ -60,8 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate",
         action="store_true",
-        help=f"run the demo's engines under a small real load ({CALIBRATE_REQUESTS} requests at {CALIBRATE_RATE_PER_S}/s, "
-        "or --requests and --rate), simulate the same, and compare",
+        help="run the demo's engines under a small real load, simulate the same, and compare; --requests and --rate "
+        f"(default: {CALIBRATE_REQUESTS} at {CALIBRATE_RATE_PER_S}/s)",
     )
     add_traffic(parser, "--trace")
     add_hardware(parser)
