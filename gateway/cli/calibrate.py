@@ -89,8 +89,8 @@ class Load:
             session, turns = last.session, [*last.turns, said, user(follow_up(number))]
         else:
             session, turns = f"s{number}", [user(long_prompt(1000 + number, self.rng.randint(*WORDS)))]
-        run = await stream_chat(self.base_url, MODEL, turns, self.rng.randint(*TOKENS))
-        asked = Asked(session, turns, run)
+        asked = Asked(session, turns, ScenarioRun())
+        await stream_chat(self.base_url, MODEL, turns, self.rng.randint(*TOKENS), asked.run)
         self.answered.append(asked)
         self.idle.append(asked)
         self.note()
