@@ -1,4 +1,6 @@
-"""``POST /v1/responses``: OpenAI's newer requests as chats. Nothing is stored: whole conversations come as input."""
+"""``POST /v1/responses``: OpenAI's newer requests as chats. Whole conversations come as input, also those of which the
+client had named the stored part (``gateway.api.stored``).
+"""
 
 import base64
 from collections.abc import Iterator, Mapping
@@ -17,7 +19,7 @@ PASSED_OVER = frozenset(
 )
 """Fields without effect here: nothing is stored, and prompts are never shortened."""
 REFUSED = {
-    "previous_response_id": "No responses are stored here: send the whole conversation as input.",
+    "previous_response_id": "No responses are stored here (responses.keep_s): send the whole conversation as input.",
     "conversation": "No conversations are stored here: send the whole one as input.",
     "background": "Answers in the background are not supported.",
     "prompt": "No prompts are stored here.",

@@ -88,6 +88,13 @@ class ModelSettings(Section, frozen=True):
             "main-decode engine's own chat API, and is not split. auto: where its config.json speaks of them."
         ),
     ] = "auto"
+    reuse_turns: Annotated[
+        bool,
+        Meta(
+            description="Whether a chat's prompt begins with the exact ids of its earlier turns, where its messages "
+            "still say the same (see Token-stable turns)."
+        ),
+    ] = True
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
         bool | Literal["auto"],

@@ -53,6 +53,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             loaded,
             takes_media=loaded.takes_media if model.media == "auto" else model.media,
             reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
+            reuses_turns=model.reuse_turns,
         )
         if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(

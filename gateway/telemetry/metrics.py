@@ -221,6 +221,18 @@ class Metrics:
             registry=registry,
         )
 
+        self.turns = Counter(
+            "pdd_turns",
+            "Chats that go on, by whether their prompts begin with the exact ids of earlier turns: kept, differs (the "
+            "conversation says something else now, or is shown in another way), unknown (no longer or never known)",
+            ["model", "result"],
+            registry=registry,
+        )
+
+    def count_turn(self, model: str, result: str) -> None:
+        """Count one chat that goes on."""
+        self.turns.labels(model, result).inc()
+
     def count_unread(self, model: str) -> None:
         """Count one tool call of a conversation whose arguments cannot be read."""
         self.unread_arguments.labels(model).inc()

@@ -47,6 +47,15 @@ class ServedModel:
     reasoning_fields: frozenset[str] = REASONING_FIELDS
     """Where answers have their reasoning."""
 
+    reuses_turns: bool = True
+    """Whether prompts begin with the exact ids of earlier turns."""
+
+    @property
+    def end_texts(self) -> dict[int, str]:
+        """The texts of the tokens that end an answer, of those in front of which a text may be cut."""
+        added = {token_id: self.vocabulary.added.get(token_id, "") for token_id in self.eos_token_ids}
+        return {token_id: text for token_id, text in added.items() if self.encoder.may_cut_before(text)}
+
     @property
     def shown_tokens(self) -> dict[int, str]:
         """What readers see of the control tokens that their parsers know."""
