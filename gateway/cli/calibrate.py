@@ -62,8 +62,8 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Load:
-    """Conversations that come at random. ``note`` is told of each answer."""
+class Conversations:
+    """They come at random. ``note`` is told of each answer."""
 
     base_url: str
     rng: random.Random
@@ -136,10 +136,10 @@ async def _measure(
         await warm_up(base_url)
         gateway.rulebook.replace(rules)
         before = await cluster.store_bytes()
-        load_of = Load(base_url, random.Random(seed), lambda: say(f"answered {len(load_of.answered)} of {requests}"))
-        await load_of.send(requests, rate_per_s)
+        talk = Conversations(base_url, random.Random(seed), lambda: say(f"answered {len(talk.answered)} of {requests}"))
+        await talk.send(requests, rate_per_s)
         await gateway.aligner.drained()
-        return sorted(load_of.answered, key=lambda asked: asked.run.sent_s), await cluster.store_bytes() - before
+        return sorted(talk.answered, key=lambda asked: asked.run.sent_s), await cluster.store_bytes() - before
     finally:
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
