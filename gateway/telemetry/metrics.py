@@ -196,6 +196,11 @@ class Metrics:
         self.alignment_gap = Gauge(
             "pdd_alignment_gap", "How far MD's cache hit rate is behind P's, 0 to 1", ["model"], registry=registry
         )
+        self.wanted = LiveGauges(
+            {"pdd_wanted_instances": "Instances that a role should have for what comes, over all gateways"},
+            ("model", "role"),
+        )
+        registry.register(self.wanted)
         self.singular_used = Gauge(
             "pdd_singular_used",
             "Share of the singular budget that this process has used, by the default rules",
