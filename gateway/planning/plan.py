@@ -97,8 +97,8 @@ def make_candidates(scenario: Scenario, traffic: Agents | Recorded, rate_per_s: 
     found = []
     for kind, chip, own in flat:
         base = size_fleet(kind, own, load, _budget(kind, own, load, target))
-        for md in _spread(base.md):
-            found.append(Candidate(kind, chip, replace(base, md=md), own, 0.0, topology_rules(kind, rules)))
+        flat_rules = topology_rules(kind, rules)
+        found += [Candidate(kind, chip, replace(base, md=md), own, 0.0, flat_rules) for md in _spread(base.md)]
     base = size_fleet("pdd", parts, load, _budget("pdd", parts, load, target))
     for share in LINES:
         line = replace(parts.line, rate_bytes_per_s=parts.line.rate_bytes_per_s * share, cost=parts.line.cost * share)
