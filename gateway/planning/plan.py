@@ -100,6 +100,11 @@ def make_candidates(scenario: Scenario, traffic: Agents | Recorded, rate_per_s: 
         flat_rules = topology_rules(kind, rules)
         found += [Candidate(kind, chip, replace(base, md=md), own, 0.0, flat_rules) for md in _spread(base.md)]
     base = size_fleet("pdd", parts, load, _budget("pdd", parts, load, target))
+    found += [
+        Candidate("pdd", names, replace(base, p=p), parts, scenario.line_gbit, rules)
+        for p in (base.p - 1, base.p + 1)
+        if p
+    ]
     for share in LINES:
         line = replace(parts.line, rate_bytes_per_s=parts.line.rate_bytes_per_s * share, cost=parts.line.cost * share)
         wired = replace(parts, line=line)
