@@ -50,7 +50,7 @@ def names_of(body: dict[str, Any]) -> list[str]:
 
 
 def test_all_are_functions_of_the_chat() -> None:
-    """A namespace stands before its functions' names, a custom tool takes one text, a search without web is left out."""
+    """A namespace stands before its functions' names, a custom tool takes one text, a search without web is gone."""
     body = {"model": "m", "input": "Hi", "tools": [SHELL, SPACE, PATCH, SEARCH]}
     assert names_of(body) == ["exec_command", "agents__spawn", "agents__close", "apply_patch"]
     assert translate_response(body)["tools"][-1]["function"]["parameters"]["required"] == ["input"]
