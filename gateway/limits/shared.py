@@ -108,7 +108,7 @@ class SharedLimits:
         self._wake.set()
 
     def charge_wan(self, tenant: str, wan_bytes: int, per_min: int) -> None:
-        """Take bytes that have crossed, with the next exchange; not again when its answer is lost, as it may be done."""
+        """Take bytes that have crossed, with the next exchange; not again if its answer is lost."""
         self._crossed[tenant] = (self._crossed.get(tenant, (0, 0))[0] + wan_bytes, per_min)
 
     def _withdraw(self, ask: _Ask) -> None:
