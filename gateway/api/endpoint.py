@@ -6,6 +6,7 @@ is told when its answer does not come.
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -317,14 +318,16 @@ class GenerationEndpoint:
             return
         body = self._api.translate(value)
         check_beside(body, size_bytes, self._limits.beside_bytes)
+        came_s = time.monotonic()
         async with admission.turn(asked.tenant, size_bytes):
             run.prepared = prepared = await self._api.prepare(body, size_bytes, self._models, caller)
+        tokenise_s = time.monotonic() - came_s
         asked.held.grow(size_bytes * (prepared.n - 1))
         asked.reply.request_id = prepared.id
         outside = self._choose_outside(prepared, caller, refused=False)
         try:
             run.entry = await self._enter(prepared, caller, 0 if outside else len(prepared.requests))
-            run.prepared = prepared = prepared.after_waiting(run.entry.waited_s)
+            run.prepared = prepared = prepared.after_waiting(tokenise_s, run.entry.waited_s)
             await self._answer(prepared, value, asked.client, caller, run, outside)
         except GatewayError:
             run.failed = True

@@ -92,11 +92,10 @@ class PreparedRequest:
         context = self.model.context_tokens
         return sum(context - len(one.prompt) if one.max_tokens is None else one.max_tokens for one in self.requests)
 
-    def after_waiting(self, waited_s: float) -> "PreparedRequest":
-        """Return the same request, which has waited for a place."""
-        if not waited_s:
-            return self
-        return replace(self, requests=tuple(replace(one, waited_s=waited_s) for one in self.requests))
+    def after_waiting(self, tokenise_s: float, waited_s: float) -> "PreparedRequest":
+        """Return the same request, which has waited for a place after ``tokenise_s`` that made it ids."""
+        requests = tuple(replace(one, tokenise_s=tokenise_s, waited_s=waited_s) for one in self.requests)
+        return replace(self, requests=requests)
 
     @property
     def shows_ids(self) -> bool:

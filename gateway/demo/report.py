@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.demo.scenarios import ScenarioRun
-from gateway.operator.colours import ROLE_STYLES
+from gateway.operator.terminal import ROLE_STYLES
 
 TITLES = {
     "naive": "naive: MD makes every token, after the KV has crossed",

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from backends.base import KvPath
 from backends.errors import BackendError
+from backends.transport.patience import PeerTimeout
 from backends.types import KvShape, LinkState, StoreSide
 from gateway.errors import reason_of
 from gateway.fleet.kv_reading import LinkTerms
@@ -172,7 +173,7 @@ class Links:
 
     async def _ask(self, link: Link) -> None:
         try:
-            async with asyncio.timeout(POLL_TIMEOUT_S):
+            async with PeerTimeout(POLL_TIMEOUT_S):
                 state = await link.path.link()
         except (BackendError, TimeoutError) as error:
             if link.state is not None:

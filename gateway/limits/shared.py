@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from backends.transport.patience import PeerTimeout
 from gateway.limits.buckets import Lease, Left, LimitKind, RateLimitStatus, Rates, RateVerdict
 from gateway.redis.client import AWAY, SharedRedis, digest
 from gateway.tasks import end_task
@@ -92,7 +93,7 @@ class SharedLimits:
         is_answered = False
         try:
             # An exchange that runs, and the one after it, have each ended before that.
-            async with asyncio.timeout(3 * self._timeout_s):
+            async with PeerTimeout(3 * self._timeout_s):
                 verdict = await ask.answer
             is_answered = True
         except TimeoutError:

@@ -63,6 +63,7 @@ class Router:
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
+        came_s = self.pools.clock()
         decision = self.decide(request, rules)
         self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
@@ -71,7 +72,12 @@ class Router:
         if timeline.trace is not request.trace:
             request = replace(request, trace=timeline.trace)
         timeline.decision = decision
-        timeline.summary["tenant"] = request.tenant
+        timeline.summary |= {
+            "tenant": request.tenant,
+            "tokenise_s": round(request.tokenise_s, 6),
+            "waited_s": round(request.waited_s, 6),
+            "decide_s": round(self.pools.clock() - came_s, 6),
+        }
         note_use = partial(self.note_use, request.tenant, request.model)
         traced = self._trace(request, decision.plan, rules)
         record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s, traced)

@@ -3,6 +3,7 @@ import { ask, bytes, clock, count, h, keyed, plain, seconds, setText, tokenSplit
 import { timeline } from "./charts.js";
 import { store } from "./store.js";
 
+const STAGES = { tokenise_s: "read and tokenised in", waited_s: "waited for a place", decide_s: "decided in" };
 const FILTERS = { tenant: "Tenant", plan: "Plan", outcome: "Outcome" };
 
 export function mount(root) {
@@ -104,8 +105,10 @@ async function drawDetail(root, id, one) {
   root.replaceChildren(
     h("div", { class: "row apart" }, h("h2", {}, `Request ${id}`), h("a", { href: "#requests" }, "Close")),
     h("p", {}, plain(one?.why), " ", one?.has_decision ? h("a", { href: `#decisions/${encodeURIComponent(id)}` }, "Why this plan?") : null),
-    ...answers.flatMap((answer) => [timeline(answer.events), eventList(answer)]));
+    ...answers.flatMap((answer) => [h("p", { class: "small soft" }, before(answer)), timeline(answer.events), eventList(answer)]));
 }
+
+const before = (answer) => Object.entries(STAGES).filter(([name]) => answer[name]).map(([name, text]) => `${text} ${seconds(answer[name])}`).join(", ");
 
 export function eventList(answer) {
   const rows = answer.events.map(({ t_s, event, ...rest }) => h("tr", {}, h("td", { class: "num" }, seconds(t_s)), h("td", {}, event.replaceAll("_", " ")),
