@@ -28,6 +28,7 @@ from gateway.telemetry.siblings import METRICS, REQUESTS, TIMELINE, Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
 from gateway.text.model import ServedModel
+from policies.balance import wanted_instances
 from policies.types import Role
 
 
@@ -135,6 +136,11 @@ class Status:
             for id_, shapes in self.readings.differing(model).items()
             for shape in shapes
         }
+        self.metrics.wanted.values = {
+            (model, role.value): (count,)
+            for model in self.served
+            for role, count in wanted_instances(self.pools.views(model), self._busy_prefills(model)).items()
+        }
         self.trust.show_metrics(self.links.views().keys(), self.served)
         self.links.show_metrics(self.metrics)
         if self.rulebook.known:
@@ -151,6 +157,11 @@ class Status:
         self.tenancy.show_metrics()
         self.loop_watch.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
+
+    def _busy_prefills(self, model: str) -> float | None:
+        """Over all gateways, which have about as many requests each."""
+        own = self.learning.busy_prefills(model)
+        return None if own is None else own * (self.ledger.peers + 1)
 
 
 def _describe(instance: Instance) -> str:

@@ -20,6 +20,7 @@ from gateway.api.wire import CompletionFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.model import ServedModel
+from policies.where import Where
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's and vLLM's limit for completions that name none."""
@@ -41,8 +42,12 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
     for rank, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             special = fields.add_special_tokens is not False
-            text = partial(str, prompt)
-            ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
+            if model.encodes or models.readings is None:
+                text = partial(str, prompt)
+                ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
+            else:
+                allows = Where.of(caller.rules).allows
+                ids.append(list(await models.readings.ask_text(model.name, prompt, special, allows)))
         else:
             path = "prompt" if len(prompts) == 1 else f"prompt[{rank}]"
             if len(prompt) >= model.context_tokens:

@@ -17,6 +17,7 @@ from gateway.text.detokenise import TextOptions
 from gateway.text.model import ServedModel
 from gateway.text.parsers.reader import AnswerReader
 from gateway.text.tokenise import PromptTooLong
+from gateway.text.turns import OngoingTurn
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
 
@@ -80,6 +81,8 @@ class PreparedRequest:
     """Prompt texts that the answers begin with."""
     make_reader: Callable[[], AnswerReader] | None = None
     """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
+    turn: OngoingTurn | None = None
+    """Keeps the one answer's ids for the conversation's next turn."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -116,6 +119,7 @@ class Prompted:
     logprobs: int | None
     echoes: tuple[str, ...] = ()
     make_reader: Callable[[], AnswerReader] | None = None
+    turn: OngoingTurn | None = None
 
 
 def prepare_request(
@@ -177,6 +181,7 @@ def prepare_request(
         traced=caller.traced,
         echoes=prompted.echoes,
         make_reader=prompted.make_reader,
+        turn=prompted.turn if choices == 1 else None,
     )
 
 
@@ -188,12 +193,13 @@ async def encode_prompt(
     field: str,
     special: bool,
     caller: Caller,
+    turn: OngoingTurn | None = None,
 ) -> list[int]:
     """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises GatewayError."""
     limit = model.context_tokens if fields.truncate_prompt_tokens is None else None
     try:
         return await model.encoder.encode(
-            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit
+            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit, start=turn
         )
     except PromptTooLong as error:
         raise over_context(field, model, f"far more than {model.context_tokens}") from error
@@ -313,5 +319,5 @@ def find_features(
 
 
 def has_several_tokens(word: str, model: ServedModel) -> bool:
-    """Say whether a forbidden word is several tokens, alone or after a space."""
-    return any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))
+    """Say whether a forbidden word is several tokens, alone or after a space; it may be, where only engines know."""
+    return not model.encodes or any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))

@@ -1,10 +1,13 @@
-"""``POST /v1/responses``: OpenAI's newer requests as chats. Nothing is stored: whole conversations come as input."""
+"""``POST /v1/responses``: OpenAI's newer requests as chats. Whole conversations come as input, also those of which the
+client had named the stored part (``gateway.api.stored``).
+"""
 
 import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.api.chat import prepare_chat
+from gateway.api.fields import refuse_untold
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest, rename
 from gateway.errors import bad_field
@@ -15,16 +18,19 @@ OWN = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "re
 PASSED_OVER = frozenset(
     {"store", "include", "truncation", "service_tier", "safety_identifier", "prompt_cache_retention", "stream_options"}
 )
-"""Fields without effect here: nothing is stored, and prompts are never shortened."""
+"""Fields that no engine needs to know: what they ask for is done here, or nothing."""
 REFUSED = {
-    "previous_response_id": "No responses are stored here: send the whole conversation as input.",
+    "previous_response_id": "No responses are stored here (responses.keep_s): send the whole conversation as input.",
     "conversation": "No conversations are stored here: send the whole one as input.",
     "background": "Answers in the background are not supported.",
     "prompt": "No prompts are stored here.",
     "max_tool_calls": "Tools run at the client, which counts their calls.",
     "top_logprobs": "Log-probabilities are not told here; chat completions tell them.",
     "context_management": "Conversations are not shortened here.",
+    "enable_response_messages": "Only items are told, and no messages of the model's own format.",
+    "previous_input_messages": "Earlier messages are read as input items alone.",
 }
+TOLD_APART = "message.output_text.logprobs"
 THOUGHTS_ASKED = "reasoning.encrypted_content"
 """What ``include`` names where the client wants to send thoughts back in a form that it does not read."""
 
@@ -39,12 +45,15 @@ def translate_response(value: JsonObject) -> JsonObject:
     for name, why in REFUSED.items():
         if value.get(name):
             raise bad_field(name, why, "unsupported_field")
-    if value.get("truncation") not in (None, "disabled", "auto"):
-        raise bad_field("truncation", "truncation is auto or disabled.", "invalid_value")
+    refuse_untold(value)
+    include = value.get("include")
+    if isinstance(include, list) and TOLD_APART in include:
+        raise bad_field("include", REFUSED["top_logprobs"], "unsupported_field")
     known = {*AS_IN_CHAT, *OWN, *PASSED_OVER, *REFUSED}
     chat: JsonObject = {name: entry for name, entry in value.items() if name not in known}
     chat |= {name: value[name] for name in AS_IN_CHAT if value.get(name) is not None}
     chat["messages"] = [*_read_instructions(value.get("instructions")), *read_input(value.get("input"))]
+    chat |= _read_truncation(value.get("truncation"))
     if value.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = value["max_output_tokens"]
     if value.get("tools"):
@@ -55,6 +64,12 @@ def translate_response(value: JsonObject) -> JsonObject:
     if isinstance(reasoning, dict) and reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     return chat | _read_format(value.get("text"))
+
+
+def _read_truncation(asked: Any) -> JsonObject:
+    if asked not in (None, "disabled", "auto"):
+        raise bad_field("truncation", "truncation is auto or disabled.", "invalid_value")
+    return {"truncate_prompt_tokens": -1} if asked == "auto" else {}
 
 
 def _read_instructions(instructions: Any) -> list[dict[str, Any]]:

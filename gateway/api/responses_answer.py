@@ -94,7 +94,7 @@ class ResponseSpeller:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": prepared.model_name,
             "output": items,
-            "store": False,
+            "store": bool(self._asked.get("store")),
             **REPEATED,
             **given,
             "usage": None if choice is None else count_usage(prepared, choice),
@@ -128,7 +128,7 @@ class ResponseEvents:
         self._choice = choice
         self._row = BlockRow()
         self._number = 0
-        self._is_ended = False
+        self._response: dict[str, Any] | None = None
 
     def take(self, index: int, tokens: Tokens) -> bytes:
         """See ``EventWriter``."""
@@ -139,17 +139,20 @@ class ResponseEvents:
     def finish(self, index: int, finish: Finish) -> bytes:
         """See ``EventWriter``."""
         ending = self._choice.end(finish)
-        self._is_ended = True
         news = [*self._row.add(ending.parts), *self._row.close()]
         events = [one for entry in news for one in self._tell(entry)]
-        response = self._speller.spell_response(self._row.blocks, ending, self._choice)
-        return self._spell([*self._open(), *events, (f"response.{response['status']}", {"response": response})])
+        self._response = self._speller.spell_response(self._row.blocks, ending, self._choice)
+        return self._spell([*self._open(), *events])
+
+    def whole(self) -> dict[str, Any] | None:
+        """See ``EventWriter``."""
+        return self._response
 
     def end(self) -> bytes:
-        """See ``EventWriter``."""
-        if not self._is_ended:
+        """See ``EventWriter``: the last event waits until the response is kept, as clients go on from it at once."""
+        if self._response is None:
             raise unfinished()
-        return b""
+        return self._spell([(f"response.{self._response['status']}", {"response": self._response})])
 
     def fail(self, error: GatewayError) -> bytes:
         """See ``EventWriter``."""

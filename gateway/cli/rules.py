@@ -43,8 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def add(name: str, text: str, *, change: bool = False, file: str | None = None) -> argparse.ArgumentParser:
-        verb = verbs.add_parser(name, help=text, description=text)
+    def add(
+        name: str, text: str, *, change: bool = False, file: str | None = None, alias: str | None = None
+    ) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=text, description=text, aliases=[alias] if alias else [])
+        verb.set_defaults(verb=name)
         if file is not None:
             verb.add_argument("file", type=Path, nargs=file or None, metavar="FILE", help="YAML or JSON; -: stdin")
         verb.add_argument("--tenant", default=DEFAULT, metavar="NAME", help="whose document (default: everybody's)")
@@ -59,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("set", "put a file in force", change=True, file="")
     add("delete", "delete a tenant's document, or the default one", change=True)
     add("edit", "change a document in $EDITOR", change=True)
-    add("validate", "check a file, together with the documents that are there", file="")
+    add("validate", "check a file, together with the documents that are there", file="", alias="check")
     diff = add("diff", "compare a file, or the version before the newest, with the newest", file="?")
     diff.add_argument("--version", type=int, metavar="N", help="compare this version with the newest")
     add("history", "list a document's versions")

@@ -25,7 +25,14 @@ class ModelSettings(Section, frozen=True):
     """A model that clients may ask for."""
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
-    path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Directory with tokenizer.json and the chat template. With `reader: engine` tiktoken.model "
+            "will do in place of the one, and the other may be missing.",
+        ),
+    ]
     context_tokens: Annotated[
         Count | None,
         Meta(
@@ -88,6 +95,13 @@ class ModelSettings(Section, frozen=True):
             "main-decode engine's own chat API, and is not split. auto: where its config.json speaks of them."
         ),
     ] = "auto"
+    reuse_turns: Annotated[
+        bool,
+        Meta(
+            description="Whether a chat's prompt begins with the exact ids of its earlier turns, where its messages "
+            "still say the same (see Token-stable turns)."
+        ),
+    ] = True
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
         bool | Literal["auto"],

@@ -145,6 +145,18 @@ class TraceSettings(Section, frozen=True):
     ] = 200_000
 
 
+class ResponseSettings(Section, frozen=True):
+    """Responses that are kept for `previous_response_id` and `GET /v1/responses/{id}`."""
+
+    keep_s: Annotated[
+        Count | None,
+        Meta(
+            description="How long, in seconds. They stand in Redis, sealed with the secret of `auth`, which is needed. "
+            "null: none are kept."
+        ),
+    ] = None
+
+
 class Settings(Section, frozen=True):
     """The whole file."""
 
@@ -173,6 +185,7 @@ class Settings(Section, frozen=True):
     admission: AdmissionSettings = AdmissionSettings()
     admin: AdminSettings = AdminSettings()
     trace: TraceSettings = TraceSettings()
+    responses: ResponseSettings = ResponseSettings()
     otlp_endpoint: Annotated[
         ApiUrl | None,
         Meta(

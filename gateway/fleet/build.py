@@ -24,7 +24,8 @@ from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
-from gateway.text.model import REASONING_FIELDS, ModelDirectoryError, ServedModel, load_model, read_json
+from gateway.text.model import REASONING_FIELDS, ServedModel, load_model, read_json
+from gateway.text.token_files import ModelDirectoryError
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
                 reasoning_parser=model.reasoning_parser,
                 tool_parser=model.tool_parser,
                 context_tokens=model.context_tokens,
+                by_engine=model.reader == "engine",
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
@@ -53,6 +55,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             loaded,
             takes_media=loaded.takes_media if model.media == "auto" else model.media,
             reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
+            reuses_turns=model.reuse_turns,
         )
         if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(

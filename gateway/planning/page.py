@@ -9,7 +9,7 @@ from typing import Any
 from gateway.planning.paper import IDEAS, REPORTED
 from gateway.planning.scenario import Scenario
 from gateway.planning.svg import Curve, plot, rows_to_table
-from gateway.planning.tables import show
+from gateway.planning.tables import FIGURES_HEAD, figure_rows, show
 from policies.simulator.cases import CaseResult
 from policies.simulator.closed_form import closed_form, needs
 from policies.simulator.engine_model import EngineModel
@@ -126,16 +126,6 @@ def plot_ratios(scenario: Scenario) -> list[str]:
 
 def paper_page(scenario: Scenario, tables: Mapping[str, Any], results: Mapping[str, CaseResult]) -> str:
     """The study of the report's scenario."""
-    figures = [
-        [
-            REPORTED[name][1],
-            show(name, row["paper"]),
-            show(name, row["ours"]),
-            f"{row['deviation']:+.0%}",
-            row.get("decided_by", ""),
-        ]
-        for name, row in tables["paper"].items()
-    ]
     ideas = [
         [IDEAS[name][0], switch, *(f"{found[key]:.3f}" for key in ("bcr", "ttft_p50_s", "ttft_p99_s", "gap_p99_s"))]
         for name, row in tables["ablation"].items()
@@ -150,7 +140,7 @@ def paper_page(scenario: Scenario, tables: Mapping[str, Any], results: Mapping[s
     return write_page(
         "PDD: the reported scenario, simulated",
         [
-            rows_to_table("Figures", ["figure", "reported", "ours", "deviation", "decided by"], figures),
+            rows_to_table("Figures", FIGURES_HEAD, figure_rows(tables["paper"])),
             *plot_results(results),
             plot_bathtub(scenario.parts().near, scenario.prompt_tokens),
             *plot_ratios(scenario),

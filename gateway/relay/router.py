@@ -67,6 +67,8 @@ class Router:
         decision = self.decide(request, rules)
         self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
+        if decision.plan.prefill is not None:
+            self.learning.note_prefill(decision.facts, self.pools[decision.plan.prefill].view(self.pools.clock()))
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model, request.trace)
         if timeline.trace is not request.trace:

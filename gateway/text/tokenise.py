@@ -10,10 +10,10 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
 
@@ -26,6 +26,18 @@ SAMPLED_CHARACTERS_PER_TOKEN = 16
 
 Scope = str
 Ids: TypeAlias = "array[int]"  # a generic only for the type checker before Python 3.12
+
+
+class PromptStart(Protocol):
+    """Knows the ids that a prompt begins with; both are called where the encoding runs."""
+
+    def begin(self, text: str) -> "tuple[Ids, int] | None":
+        """Return them, and where in the text they end, which is before an added token; None: nothing is known."""
+        ...
+
+    def made(self, prompt: Sequence[int]) -> None:
+        """The prompt is complete."""
+        ...
 
 
 class PromptTooLong(Exception):
@@ -85,19 +97,27 @@ class PromptEncoder:
         special: bool,
         scope: Scope,
         limit_tokens: int | None = None,
+        start: PromptStart | None = None,
     ) -> list[int]:
         """Return the ids of the text that ``make_text`` returns, which runs where the encoding runs.
 
         ``size_hint``: about how many characters. ``special``: with the ids that the tokenizer puts around a text (BOS).
         ``scope``: parts are shared only within it. Raises what ``make_text`` raises, and PromptTooLong for a text that
         is far over ``limit_tokens``, without encoding all of it; a text that is little over it is encoded.
+        ``start`` is for texts without the ids around.
         """
 
         def work() -> list[int]:
             text = make_text()
             if limit_tokens is not None:
                 self._refuse_far_over(text, limit_tokens)
-            return self.encode_now(text, special=special, scope=scope)
+            if start is None:
+                return self.encode_now(text, special=special, scope=scope)
+            known = start.begin(text)
+            prompt = self.encode_now(text if known is None else text[known[1] :], scope=scope)
+            prompt = prompt if known is None else [*known[0], *prompt]
+            start.made(prompt)
+            return prompt
 
         if size_hint <= INLINE_CHARACTERS:
             return work()
@@ -123,6 +143,10 @@ class PromptEncoder:
                 prompt.extend(ids)
         prompt.extend(after)
         return prompt
+
+    def may_cut_before(self, token: str) -> bool:
+        """Say whether a text in front of which this token stands is tokenised apart from what comes before."""
+        return self._cuts is not None and token in self._cuts[1]
 
     def close(self) -> None:
         """End the threads."""

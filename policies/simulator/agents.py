@@ -26,6 +26,8 @@ SKEWED = (
     HitBucket(0.99, 1.0, 0.25),
 )
 """Three quarters above 95 %, a mean of 90 %: the skew that PDD's report tells of."""
+COLD_HIT = 0.2
+"""As ``singular.max_hit``."""
 
 
 def draw_hit(buckets: Sequence[HitBucket], rng: Rng) -> float:
@@ -69,6 +71,8 @@ class AgentTraffic:
     sessions: int = 400
     """Agents whose contexts are alive at once."""
     block_tokens: int = 256
+    cold_output_tokens: int | None = None
+    """Mean length of answers to prompts with a hit below ``COLD_HIT``; None: as of all."""
     _fresh: int = 0
     _pool: list[AgentSession] = field(default_factory=list)
 
@@ -95,10 +99,11 @@ class AgentTraffic:
 
     def turn(self, session: AgentSession, at_s: float, output_tokens: int | None = None) -> Row:
         """One request of a session."""
-        tokens = session.prompt_tokens
-        kept = session.blocks[: int(draw_hit(self.hits, self.rng) * tokens) // self.block_tokens]
+        tokens, hit = session.prompt_tokens, draw_hit(self.hits, self.rng)
+        kept = session.blocks[: int(hit * tokens) // self.block_tokens]
         session.blocks = kept + self._new_blocks(-(-tokens // self.block_tokens) - len(kept))
-        answer = output_tokens or self._length(self.output_tokens, self.output_spread)
+        mean = self.cold_output_tokens if self.cold_output_tokens and hit < COLD_HIT else self.output_tokens
+        answer = output_tokens or self._length(mean, self.output_spread)
         return Row(at_s, tokens, answer, session.blocks, session.name)
 
     def find(self, number: int) -> AgentSession:

@@ -188,7 +188,7 @@ async def test_schema_and_validation_alone(
     assert await pdd("rules", "schema") == 0
     assert "RuleDocument" in msgspec.json.decode(capsys.readouterr().out)["$defs"]
     path = await write({"regions": ["a"]})
-    assert await pdd("rules", "validate", path) == 0
+    assert await pdd("rules", "validate", path) == await pdd("rules", "check", path) == 0
     assert await pdd("rules", "validate", await write({"region": "a"})) == 1
     assert "default: region" in capsys.readouterr().err
     assert await pdd("rules", "set", path) == 1
