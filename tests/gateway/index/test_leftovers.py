@@ -17,11 +17,9 @@ class Last:
 
 def test_entries_are_freed() -> None:
     """Entries of dicts and sets are gone soon, though somebody still holds the container."""
-    for container in ({}, set()):
+    for make in (dict.fromkeys, set):
         freed = Event()
-        entries: list[object] = [*range(3 * STEP_ENTRIES), Last(freed)]
-        held = dict.fromkeys(entries) if isinstance(container, dict) else set(entries)
-        del entries
+        held = make([*range(3 * STEP_ENTRIES), Last(freed)])
         let_go(held)
         assert freed.wait(10)
 
