@@ -11,6 +11,7 @@ from backends.engines.vllm import VllmEngine
 from backends.types import LinkState
 from gateway.config.rulebook import RuleBook
 from gateway.fleet.health import HealthWatch
+from gateway.fleet.kv_terms import KvBook, KvTerms
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -120,7 +121,9 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s, lends)}, 60.0)
+        links = Links(
+            [Link("a", "b", path, KvBook(KvTerms("lmcache", CHUNK_TOKENS, dtype="float32")), 1e6, lease_s, lends)], 60.0
+        )
         await links.start()
         stack.push_async_callback(links.aclose)
         dropped: list[DropReason] = []
