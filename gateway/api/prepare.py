@@ -319,5 +319,5 @@ def find_features(
 
 
 def has_several_tokens(word: str, model: ServedModel) -> bool:
-    """Say whether a forbidden word is several tokens, alone or after a space."""
-    return any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))
+    """Say whether a forbidden word is several tokens, alone or after a space; it may be, where only engines know."""
+    return not model.encodes or any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))

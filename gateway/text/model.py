@@ -12,6 +12,7 @@ from gateway.text.context import ContextLength, find_context
 from gateway.text.parsers.guess import guess_parsers
 from gateway.text.parsers.registry import NO_PARSERS, Parsers, UnknownParser, find_parsers
 from gateway.text.template import ChatTemplate, TemplateRejected
+from gateway.text.token_files import ModelDirectoryError, read_tokens
 from gateway.text.tokenise import PromptEncoder
 from gateway.text.vocabulary import Vocabulary
 
@@ -21,10 +22,6 @@ MEDIA_WORDS = ("vision", "audio", "image", "video", "thinker")
 """Of the names in a config.json those that speak of other inputs than text."""
 REASONING_FIELDS = frozenset({"reasoning", "reasoning_content"})
 """What vLLM calls it, and what most others do."""
-
-
-class ModelDirectoryError(Exception):
-    """A model directory cannot be used; ``str()`` names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +44,8 @@ class ServedModel:
     reasoning_fields: frozenset[str] = REASONING_FIELDS
     """Where answers have their reasoning."""
 
+    encodes: bool = True
+    """Whether texts can be tokenised here; else only its engines can."""
     reuses_turns: bool = True
     """Whether prompts begin with the exact ids of earlier turns."""
 
@@ -80,16 +79,17 @@ def load_model(
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
     context_tokens: int | None = None,
+    by_engine: bool = False,
 ) -> ServedModel:
     """Load a model's tokenizer, template, limits and parsers. Raises ModelDirectoryError.
 
     ``reasoning_parser`` and ``tool_parser``: names of ``gateway.text.parsers.registry``; None: guessed by the template.
-    ``context_tokens`` is in place of what engines and the directory tell.
+    ``context_tokens`` is in place of what engines and the directory tell. ``by_engine``: engines make the prompts.
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"{directory}: no such directory")
-    tokenizer = read_tokenizer(directory / "tokenizer.json")
     settings = read_json(directory / "tokenizer_config.json", needed=False)
+    tokenizer, encodes = read_tokens(directory, settings, by_engine=by_engine)
     config = read_json(directory / "config.json", needed=True)
     generation = read_json(directory / "generation_config.json", needed=False)
     vocabulary = Vocabulary(tokenizer)
@@ -103,6 +103,7 @@ def load_model(
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
         context=ContextLength(context_tokens, find_context(config)),
         parsers=choose_parsers(tool_parser, reasoning_parser, words, vocabulary),
+        encodes=encodes,
         offers_tools="tools" in words,
         takes_media=any(word in name for name in config for word in MEDIA_WORDS),
     )
@@ -118,19 +119,6 @@ def choose_parsers(
         return find_parsers(tool_parser or guessed[0], reasoning_parser or guessed[1], tokens)
     except UnknownParser as error:
         raise ModelDirectoryError(str(error)) from None
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json; truncation and padding that it may ask for are for training batches."""
-    if not path.is_file():
-        raise ModelDirectoryError(f"{path}: no such file (the gateway needs the fast tokenizer's file)")
-    try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers package raises bare Exception for a bad file
-        raise ModelDirectoryError(f"{path}: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
