@@ -192,6 +192,7 @@ class TransferRequest:
     paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``. ``kv_shape``: how
     the KV is cut among tensor-parallel ranks, None where that is not known.
     ``kv_groups``: groups of layers that a store may keep apart, by how many of the last tokens each needs, None: all.
+    ``tenant``: a name for whose it is, which need not tell who that is; ``weight``: its share where several wait.
     ``checks_size``: KV that has not ``kv_bytes_per_token`` (0: what ``kv_shape`` makes) is not moved: KvWrongSize.
 
     ``dtype`` and ``hash_seed`` are those of ``KeyRequest``. ``world_size``: ranks of the sending engines,
@@ -216,6 +217,8 @@ class TransferRequest:
     kv_shape: KvShape | None = None
     kv_groups: tuple[int | None, ...] = (None,)
     checks_size: bool = True
+    tenant: str = ""
+    weight: float = 1.0
     dtype: str = "float32"
     hash_seed: int | None = None
     world_size: int = 1

@@ -204,7 +204,8 @@ class Gateway:
             timelines=self.timelines,
             metrics=self.metrics,
             rng=random.Random(),
-            note_use=self.tenancy.usage.note,
+            note_use=self.tenancy.note_use,
+            name_tenant=self.tenancy.access.salts.name_tenant,
             sizes=self.sizes,
             tracer=self.tracer,
         )

@@ -43,7 +43,9 @@ def _count_nothing(tenant: str, model: str, use: Use) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """See ``gateway.relay.types.Generator``. ``note_use`` is told what a tenant's answers used of a model, in parts."""
+    """See ``gateway.relay.types.Generator``. ``note_use`` is told what a tenant's answers used of a model, in parts.
+    ``name_tenant``: what KV paths call one.
+    """
 
     models: Mapping[str, ModelFacts]
     pools: Pools
@@ -58,6 +60,7 @@ class Router:
     metrics: Metrics
     rng: Rng
     note_use: Callable[[str, str, Use], None] = _count_nothing
+    name_tenant: Callable[[str], str] = str
     sizes: KvSizes = field(default_factory=KvSizes)
     tracer: Tracer | None = None
 
@@ -189,7 +192,7 @@ class Router:
             terms=self._terms(request, rules, decision, outcome, failover),
             rules=rules.relay,
             path=link.path if link else None,
-            transfer=self._transfer(request, link, kv or NO_LINK),
+            transfer=self._transfer(request, rules, link, kv or NO_LINK),
             kv_patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
@@ -230,7 +233,7 @@ class Router:
             leaves_prefill=partial(outcome.leaves_prefill, failover),
         )
 
-    def _transfer(self, request: GenerationRequest, link: Link | None, kv: KvTerms) -> TransferRequest:
+    def _transfer(self, request: GenerationRequest, rules: Rules, link: Link | None, kv: KvTerms) -> TransferRequest:
         facts = self.models[request.model]
         return kv.request(
             request.request_id,
@@ -243,6 +246,8 @@ class Router:
             kv_groups=facts.kv_groups,
             checks_size=link is None
             or not self.trust.is_on_trial(link.route, request.model, is_salted=request.cache_salt is not None),
+            tenant=self.name_tenant(request.tenant),
+            weight=rules.limits.wan_weight,
         )
 
     def _note_session(self, decision: Decision) -> None:

@@ -139,6 +139,8 @@ class BridgePath:
             hash_seed=request.hash_seed,
             deadline_s=request.deadline_s,
             priority=request.priority,
+            tenant=request.tenant,
+            weight=request.weight,
         )
 
     def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
