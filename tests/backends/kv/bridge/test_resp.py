@@ -227,7 +227,10 @@ def test_addresses(url: str, address: StoreAddress) -> None:
     assert "p/" not in str(address)
 
 
-@pytest.mark.parametrize("url", ["h:1", "http://h", "redis://", "redis://h/x", "redis://h:x", "redis-cluster://h:1/2,g:2", "redis-cluster://"])
+@pytest.mark.parametrize(
+    "url",
+    ["h:1", "http://h", "redis://", "redis://h/x", "redis://h:x", "redis-cluster://h:1/2,g:2", "redis-cluster://"],
+)
 def test_addresses_that_are_none(url: str) -> None:
     """What is no store's address is refused."""
     with pytest.raises(ValueError, match=r".+"):
