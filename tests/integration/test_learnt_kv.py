@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORDS, TOKENS = 300, 120
 PATIENCE_S = 30.0
+BLOCK_TOKENS = 16
 OTHER = "other"
 STORED = {MODEL: {"--kv-chunk": "96"}, OTHER: {"--kv-chunk": "128", "--kv-ranks": "2", "--dtype": "bfloat16"}}
 """What the models' engines are started with beside the defaults of ``pdd engine``."""
@@ -76,7 +77,8 @@ async def ask_exactly(regions: Regions, model: str, prefill: str, main: str, chu
     assert asked.ids == await run_alone(regions.cluster.children[prefill].url, model, asked.prompt_ids, TOKENS)
     full_tokens = len(asked.prompt_ids) // chunk_tokens * chunk_tokens
     assert full_tokens >= 3 * chunk_tokens
-    assert await regions.cluster.taken_from_store(main) - taken == full_tokens
+    # Prompts begin alike, so MD may have the first block of an earlier one.
+    assert full_tokens - BLOCK_TOKENS <= await regions.cluster.taken_from_store(main) - taken <= full_tokens
     return asked
 
 
