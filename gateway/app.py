@@ -174,7 +174,7 @@ class Gateway:
             self.served,
             self.pools,
             self.find_crossing,
-            lambda: self.canary_tokens,
+            self.canary_tokens,
             settings.canary_interval_s,
             self.metrics,
             self.trust,
@@ -204,7 +204,8 @@ class Gateway:
             timelines=self.timelines,
             metrics=self.metrics,
             rng=random.Random(),
-            note_use=self.tenancy.usage.note,
+            note_use=self.tenancy.note_use,
+            name_tenant=self.tenancy.access.salts.name_tenant,
             sizes=self.sizes,
             tracer=self.tracer,
         )
@@ -400,13 +401,14 @@ class Gateway:
         """The way of KV between a P and a decode instance; None: they stand in one region. Raises NoWay."""
         if prefill.spec.region == decode.spec.region:
             return None
-        link = self.links.get(prefill.spec.region, decode.spec.region)
+        link = self.links.get(prefill.spec.region, decode.spec.region, model)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         facts, salts = self.service.models[model], self.tenancy.access.salts
         is_salted = salts.of_model(salts.of("any"), model) is not None
         return CanaryPath(
             link,
+            model,
             facts.kv_name,
             self._canary_rules.kv_first_chunk_s,
             facts.kv_bytes_per_token,
@@ -420,10 +422,9 @@ class Gateway:
         self.trust.forget((source, dest))
         self.canaries.recheck((source, dest))
 
-    @property
-    def canary_tokens(self) -> int:
-        """What canaries must be longer than for their KV to move and to be used."""
-        return max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens)
+    def canary_tokens(self, model: str) -> int:
+        """What a model's canaries must be longer than for their KV to move and to be used."""
+        return max(2 * self.links.chunk_tokens(model), self._canary_rules.kv_least_load_tokens)
 
     @property
     def _canary_rules(self) -> RelayRules:

@@ -100,7 +100,7 @@ class Status:
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
         lines += self.readings.list_differing() + self.canaries.list_odd() + self.sizes.list_odd(self.served)
-        return lines + self.trust.list_lost(self.links.views().keys())
+        return lines + self.trust.list_lost({link.route for link in self.links.all})
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -141,7 +141,7 @@ class Status:
             for model in self.served
             for role, count in wanted_instances(self.pools.views(model), self._busy_prefills(model)).items()
         }
-        self.trust.show_metrics(self.links.views().keys(), self.served)
+        self.trust.show_metrics({link.route for link in self.links.all}, self.served)
         self.links.show_metrics(self.metrics)
         if self.rulebook.known:
             self.learning.show_metrics(self.served, self.rulebook.of("default").singular, self.metrics)

@@ -9,7 +9,7 @@ import msgspec
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.rulebook import RuleBook
 from gateway.config.settings import Settings
-from gateway.fleet.build import find_kv_bytes
+from gateway.fleet.build import find_carriers, find_kv_bytes, read_terms
 from policies.eligibility import RequestFeatures, unsplittable_reason
 from policies.route import choose_plan
 from policies.rule_documents import DEFAULT
@@ -100,12 +100,13 @@ def _idle(settings: Settings, kv_bytes: Mapping[str, int], model: str, running: 
         )
         for one in settings.engines
     )
-    links = {(one.source, one.dest): LinkView(one.source, one.dest, one.rate_mbit * 125_000) for one in settings.links}
+    carriers = find_carriers(model, settings.links)
+    links = {(one.source, one.dest): LinkView(one.source, one.dest, one.rate_mbit * 125_000) for one in carriers}
     return Snapshot(
         instances=views,
         links=links,
         kv_bytes_per_token=kv_bytes[model],
-        kv_chunk_tokens=max((one.chunk_tokens for one in settings.links), default=1),
+        kv_chunk_tokens=max((read_terms(one).chunk_tokens for one in carriers), default=1),
         prefix_cache_effective=found.cache_effective,
         singular=UNUSED_BUDGET,
     )

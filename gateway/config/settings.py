@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -352,7 +353,6 @@ def check_references(settings: Settings) -> None:
     """Check that names lead to something, and that nothing stands twice. Raises BadSettings."""
     models = _unique("models[].name", [model.name for model in settings.models])
     _unique("engines[].id", [engine.id for engine in settings.engines])
-    _unique("links[]", [f"{link.source}->{link.dest}" for link in settings.links])
     for number, engine in enumerate(settings.engines):
         if engine.model not in models:
             raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
@@ -364,10 +364,31 @@ def check_references(settings: Settings) -> None:
         for key in ("source", "dest"):
             if getattr(link, key) not in regions:
                 raise BadSettings(f"links[{number}].{key}: no engine is in region {getattr(link, key)!r}")
-        _check_link(f"links[{number}]", link)
+        _check_link(f"links[{number}]", link, learns=settings.canary_interval_s > 0)
+    _check_carried(settings.links, models)
 
 
-def _check_link(where: str, link: LinkSettings) -> None:
+def link_name(link: LinkSettings) -> str:
+    """Return what documents, logs and metrics call a link."""
+    return link.name or f"{link.source}->{link.dest}"
+
+
+def _check_carried(links: Sequence[LinkSettings], models: set[str]) -> None:
+    """Check that between two regions one link at most is for a model."""
+    _unique("links[].name", [link_name(link) for link in links])
+    taken: dict[tuple[str, str, str | None], str] = {}
+    for number, link in enumerate(links):
+        for model in link.models or (None,):
+            if model is not None and model not in models:
+                raise BadSettings(f"links[{number}].models: {model!r} is not in models")
+            other = taken.setdefault((link.source, link.dest, model), link_name(link))
+            if other != link_name(link):
+                which = "all other models" if model is None else f"{model!r}"
+                raise BadSettings(f"links[{number}].models: {other} between the same regions is for {which}, too")
+
+
+def _check_link(where: str, link: LinkSettings, learns: bool) -> None:
+    """``learns``: canaries are sent, of which the link learns what is not given."""
     for key, path in (("bridge", "bridge"), ("cache_server", "prefetch")):
         is_given = getattr(link, key) is not None
         if is_given != (link.path == path):
@@ -375,21 +396,22 @@ def _check_link(where: str, link: LinkSettings) -> None:
     for key in ("bridge_workers", "bridge_key_env"):
         if link.path != "bridge" and getattr(link, key):
             raise BadSettings(f"{where}.{key}: path {link.path} has no bridge")
-    if link.path != "bridge" and link.dest_world_size not in (None, link.world_size):
+    dialect, is_regrouping = link.dialect or "lmcache-mp", link.dest_world_size not in (None, link.world_size or 1)
+    if link.path != "bridge" and is_regrouping:
         raise BadSettings(f"{where}.dest_world_size: path {link.path} does not regroup KV heads, only path bridge does")
-    if link.separate_object_groups and (link.path, link.dialect) != ("bridge", "lmcache-mp"):
+    if link.separate_object_groups and (link.path, dialect) != ("bridge", "lmcache-mp"):
         raise BadSettings(f"{where}.separate_object_groups: only path bridge with dialect lmcache-mp has object groups")
-    if link.separate_object_groups and link.dest_world_size not in (None, link.world_size):
+    if link.separate_object_groups and is_regrouping:
         raise BadSettings(f"{where}.dest_world_size: chunks in object groups are not regrouped")
-    if link.dialect == "lmcache" and link.kv_layout == "packed":
+    if dialect == "lmcache" and link.kv_layout == "packed":
         raise BadSettings(f"{where}.kv_layout: LMCache inside the engines (dialect lmcache) knows split only")
-    if link.dialect == "lmcache-mp" and link.hash_seed is not None:
+    if dialect == "lmcache-mp" and link.hash_seed is not None:
         raise BadSettings(f"{where}.hash_seed: dialect lmcache-mp has none")
-    if link.dialect == "lmcache" and link.hash_seed is None:
+    if dialect == "lmcache" and link.hash_seed is None and not (learns and link.path == "bridge"):
         raise BadSettings(
-            f"{where}.hash_seed: dialect lmcache needs it. LMCache inside vLLM chains its keys from PYTHONHASHSEED, or "
-            "from a random number where that is not set: start all engines with the same one and give it here, or use "
-            "LMCache servers (dialect lmcache-mp)"
+            f"{where}.hash_seed: dialect lmcache needs it where no canaries over a bridge learn it. LMCache inside "
+            "vLLM chains its keys from PYTHONHASHSEED, or from a random number where that is not set: start all "
+            "engines with the same one and give it here, or use LMCache servers (dialect lmcache-mp)"
         )
 
 

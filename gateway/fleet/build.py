@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.engines.cache_bound import CacheBoundEngine
@@ -15,12 +16,13 @@ from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
 from backends.kv.subscriber import EventSource
-from backends.types import HeadLayout, KvShape
+from backends.types import KvShape
 from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, ModelSettings
-from gateway.config.settings import Settings, find_url, read_key
+from gateway.config.settings import Settings, find_url, link_name, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.kv_layers import KvSizeUnknown
 from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
+from gateway.fleet.kv_terms import KvBook, KvTerms
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
@@ -90,7 +92,7 @@ def find_kv_groups(model: ModelSettings, links: Sequence[LinkSettings]) -> tuple
         for link in links:
             if link.separate_object_groups:
                 raise BadSettings(
-                    f"links[{link.source}->{link.dest}].separate_object_groups: the groups of {model.name} do not "
+                    f"links[{link_name(link)}].separate_object_groups: the groups of {model.name} do not "
                     f"follow from its config.json: {error}"
                 ) from None
         return (None,)
@@ -98,7 +100,14 @@ def find_kv_groups(model: ModelSettings, links: Sequence[LinkSettings]) -> tuple
 
 def _links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
     regions = {engine.region for engine in settings.engines if engine.model == model.name}
-    return [link for link in settings.links if {link.source, link.dest} <= regions]
+    return [link for link in find_carriers(model.name, settings.links) if {link.source, link.dest} <= regions]
+
+
+def find_carriers(model: str, links: Sequence[LinkSettings]) -> list[LinkSettings]:
+    """Return the links that carry a model's KV: its own, and where regions have none those that name no models."""
+    own = [link for link in links if model in (link.models or ())]
+    routes = {(link.source, link.dest) for link in own}
+    return own + [link for link in links if link.models is None and (link.source, link.dest) not in routes]
 
 
 def find_kv_shape(model: ModelSettings, links: Sequence[LinkSettings]) -> KvShape | None:
@@ -114,18 +123,17 @@ def find_kv_shape(model: ModelSettings, links: Sequence[LinkSettings]) -> KvShap
     except (KvSizeUnknown, ModelDirectoryError) as error:
         shape, why = None, str(error)
     for link in links:
-        if link.dest_world_size in (None, link.world_size) or (shape is not None and shape.layout == "latent"):
+        kv = read_terms(link)
+        if kv.dest_world_size in (None, kv.world_size) or (shape is not None and shape.layout == "latent"):
             continue
         if shape is None:
             raise BadSettings(
-                f"links[{link.source}->{link.dest}].dest_world_size: the KV of {model.name} cannot be regrouped: {why}"
+                f"links[{link_name(link)}].dest_world_size: the KV of {model.name} cannot be regrouped: {why}"
             )
         try:
-            plan_lots(shape, link.chunk_tokens, link.world_size, link.dest_world_size)
+            plan_lots(shape, kv.chunk_tokens, kv.world_size, kv.dest_world_size)
         except LayoutRefused as error:
-            raise BadSettings(
-                f"links[{link.source}->{link.dest}].dest_world_size: model {model.name}: {error}"
-            ) from None
+            raise BadSettings(f"links[{link_name(link)}].dest_world_size: model {model.name}: {error}") from None
     return shape
 
 
@@ -229,11 +237,21 @@ def build_cache_spec(instance: Instance, engine: EngineSettings) -> CacheSpec:
     )
 
 
-def layout_of(link: LinkSettings) -> HeadLayout:
-    """How the chunks of a link hold heads."""
-    if link.kv_layout != "auto":
-        return link.kv_layout
-    return "split" if link.dialect == "lmcache" else "packed"
+def read_terms(link: LinkSettings) -> KvTerms:
+    """What settings say of the KV on a link; defaults, which are not pinned, where they are silent."""
+    said = {
+        "dialect": link.dialect,
+        "chunk_tokens": link.chunk_tokens,
+        "dtype": link.dtype,
+        "world_size": link.world_size,
+        "dest_world_size": link.dest_world_size,
+        "has_groups": link.separate_object_groups,
+    }
+    pins: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if link.hash_seed is not None:
+        pins["hash_seed"] = None if link.hash_seed == "no_vllm" else link.hash_seed
+    layout = None if link.kv_layout == "auto" else link.kv_layout
+    return KvTerms(**pins, layout=layout, pinned=frozenset(pins))
 
 
 def build_link(link: LinkSettings, pools: Pools) -> Link:
@@ -242,27 +260,16 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
     Raises BadSettings.
     """
     path: MeasuredPath
-    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        key = read_key(f"links[{link.source}->{link.dest}].bridge_key_env", link.bridge_key_env)
+        key = read_key(f"links[{link_name(link)}].bridge_key_env", link.bridge_key_env)
         urls = [link.bridge, *link.bridge_workers]
         bridges = [
-            BridgePath(
-                url,
-                dtype=link.dtype,
-                world_size=link.world_size,
-                dest_world_size=link.dest_world_size,
-                layout=layout_of(link),
-                separate_groups=link.separate_object_groups,
-                part=(number, len(urls)) if len(urls) > 1 else None,
-                key=key,
-                hash_seed=seed,
-            )
+            BridgePath(url, part=(number, len(urls)) if len(urls) > 1 else None, key=key)
             for number, url in enumerate(urls)
         ]
         path = FannedPath(bridges) if len(bridges) > 1 else bridges[0]
     elif link.cache_server is not None:
-        path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
+        path = PrefetchPath(CacheServer(link.cache_server))
     else:
         pull = NixlPull if link.path == "nixl" else EnginePull
         path = pull(lambda id_: pools[id_].engine)
@@ -271,14 +278,10 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         link.source,
         link.dest,
         path,
-        link.dialect,
-        link.chunk_tokens,
+        KvBook(read_terms(link)),
         rate_bytes_per_s,
         lease_s=link.lease_s,
         lends=link.relay_kv == "nixl",
-        dtype=link.dtype,
-        world_size=link.world_size,
-        dest_world_size=link.dest_world_size,
-        has_groups=link.separate_object_groups,
-        hash_seed=seed,
+        given_name=link.name,
+        models=None if link.models is None else frozenset(link.models),
     )

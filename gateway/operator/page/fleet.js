@@ -120,7 +120,7 @@ async function toggle(id, button) {
 
 function newLine(one) {
   return h("article", { "aria-label": `Line ${one.source} to ${one.dest}` },
-    h("h3", {}, `${one.source} → ${one.dest}`, h("span", { class: "state" })), newSpark(), h("dl", { class: "pairs small" }));
+    h("h3", {}, one.id === `${one.source}->${one.dest}` ? `${one.source} → ${one.dest}` : one.id, h("span", { class: "state" })), newSpark(), h("dl", { class: "pairs small" }));
 }
 
 function updateLine(card, one) {
@@ -138,6 +138,7 @@ function updateLine(card, one) {
     ["transfers", count(one.open)],
     ["round trip", `${one.rtt_ms} ms`],
     [`${count(one.typical_tokens)} tokens`, one.typical_s === null ? "–" : `in ${seconds(one.typical_s)}`],
+    ...Object.entries(one.kv).map(([model, terms]) => [`KV of ${model}`, terms]),
   ];
   keyed(card.querySelector("dl"), rows.flatMap(([name, value]) => [[name, "dt", name], [name, "dd", value]]), ([name, tag]) => `${name}.${tag}`,
     ([, tag]) => h(tag, {}), (element, [, , text]) => setText(element, text));
