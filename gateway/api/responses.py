@@ -10,13 +10,17 @@ from gateway.api.chat import prepare_chat
 from gateway.api.fields import refuse_untold
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest, rename
+from gateway.api.response_tools import read_call, read_choice, read_tools
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 
 AS_IN_CHAT = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "prompt_cache_key", "user", "metadata")
 OWN = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "reasoning", "text")
 PASSED_OVER = frozenset(
-    {"store", "include", "truncation", "service_tier", "safety_identifier", "prompt_cache_retention", "stream_options"}
+    {
+        *("client_metadata", "include", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+        *("stream_options", "truncation"),
+    }
 )
 """Fields that no engine needs to know: what they ask for is done here, or nothing."""
 REFUSED = {
@@ -57,9 +61,9 @@ def translate_response(value: JsonObject) -> JsonObject:
     if value.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = value["max_output_tokens"]
     if value.get("tools"):
-        chat["tools"] = _read_tools(value["tools"])
+        chat["tools"] = read_tools(value["tools"])
     if value.get("tool_choice") is not None:
-        chat["tool_choice"] = _read_choice(value["tool_choice"])
+        chat["tool_choice"] = read_choice(value["tool_choice"], value.get("tools"))
     reasoning = value.get("reasoning")
     if isinstance(reasoning, dict) and reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
@@ -111,11 +115,9 @@ def _read_item(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = item.get("type", "message" if "role" in item else None)
     if kind == "message":
         return _read_message(item, path)
-    if kind == "function_call":
-        function = {"name": str(item.get("name", "")), "arguments": item.get("arguments") or "{}"}
-        call = {"id": str(item.get("call_id") or item.get("id") or ""), "type": "function", "function": function}
-        return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
+    if kind in ("function_call", "custom_tool_call"):
+        return {"role": "assistant", "tool_calls": [read_call(item)]}
+    if kind in ("function_call_output", "custom_tool_call_output"):
         output = _read_text(item.get("output"), f"{path}.output")
         return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output}
     if kind == "reasoning":
@@ -170,36 +172,6 @@ def _read_thoughts(item: Mapping[str, Any]) -> str:
         return base64.b64decode(packed, altchars=b"-_", validate=True).decode()
     except ValueError:
         return ""
-
-
-def _read_tools(tools: Any) -> list[dict[str, Any]]:
-    if not isinstance(tools, list):
-        raise bad_field("tools", "tools must be a list.", "invalid_type")
-    return [_read_tool(tool, f"tools[{rank}]") for rank, tool in enumerate(tools)]
-
-
-def _read_tool(tool: Any, path: str) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        message = f"Tools of type {str(kind)[:40]!r} need OpenAI's servers; only functions are supported."
-        raise bad_field(f"{path}.type", message, "unsupported_tool")
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-
-
-def _read_choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools":
-        tools = choice.get("tools")
-        named = [
-            {"type": "function", "function": {"name": tool.get("name")}} if isinstance(tool, dict) else tool
-            for tool in (tools if isinstance(tools, list) else [])
-        ]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
-    raise bad_field("tool_choice.type", "tool_choice names a function, or allowed_tools.", "invalid_value")
 
 
 def _read_format(text: Any) -> JsonObject:

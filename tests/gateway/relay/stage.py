@@ -92,6 +92,7 @@ async def open_stage(
     lends: bool = False,
     ranks: Mapping[str, tuple[int, ...]] | None = None,
     take: Callable[[Timeline], None] | None = None,
+    max_model_len: int = 8192,
 ) -> AsyncIterator[Stage]:
     """Run the fakes and a service over them. The rules make every request a relay unless told otherwise.
 
@@ -104,7 +105,12 @@ async def open_stage(
     async with AsyncExitStack() as stack:
         engines = {
             id_: await stack.enter_async_context(
-                FakeEngine(id_, script=_script_of(id_), event_sources=_sources(len(ranks.get(id_, ()))))
+                FakeEngine(
+                    id_,
+                    script=_script_of(id_),
+                    event_sources=_sources(len(ranks.get(id_, ()))),
+                    max_model_len=max_model_len,
+                )
             )
             for id_ in ids
         }
