@@ -129,7 +129,7 @@ def test_a_link_for_one_model_goes_before_that_for_all() -> None:
     settings = settings_of({"bridge": URL})
     wide = {"source": "a", "dest": "b", "bridge": URL, "name": "a->b/wide", "models": ["other"], "chunk_tokens": 512}
     raw = msgspec.to_builtins(settings)
-    other = raw["models"][0] | {"name": "a->b/other"}
+    other = raw["models"][0] | {"name": "other"}
     settings = parse_settings(raw | {"models": [*raw["models"], other], "links": [*raw["links"], wide]})
     links = Links([build_link(one, Pools([], time.monotonic)) for one in settings.links], 60.0)
     assert [links.of(model)["a", "b"].name for model in ("demo", "other", "third")] == ["a->b", "a->b/wide", "a->b"]
