@@ -52,8 +52,8 @@ class ModelSettings(Section, frozen=True):
         Count | None,
         Meta(
             description="KV of one token in bytes, over all layers and ranks. null: computed from `config.json`, where "
-            "sliding windows and linear states do not count; give it where the KV store keeps windows for every token "
-            "(LMCache without ``--separate-object-groups``)."
+            "linear states do not count, and sliding windows only where links move them for every token, as LMCache "
+            "keeps them without `--separate-object-groups`."
         ),
     ] = None
     kv_dtype: Annotated[

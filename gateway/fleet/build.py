@@ -59,6 +59,15 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
             reuses_turns=model.reuse_turns,
         )
+        if (told := loaded.context.excess_over) is not None:
+            log.warning(
+                "models[%d].context_tokens: %s is given and used, but config.json of %s tells %d: engines that are not "
+                "started for more refuse such prompts",
+                number,
+                model.context_tokens,
+                model.name,
+                told,
+            )
         if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(
                 "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
@@ -73,12 +82,12 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     """What plans need to know of each model. Raises BadSettings."""
     return {
         model.name: ModelFacts(
-            find_kv_bytes(number, model),
+            find_kv_bytes(number, model, links_of(model, settings)),
             served[model.name].context,
             model.cache_effective,
             model.kv_name or model.name,
-            find_kv_shape(model, _links_of(model, settings)),
-            find_kv_groups(model, _links_of(model, settings)),
+            find_kv_shape(model, links_of(model, settings)),
+            find_kv_groups(model, links_of(model, settings)),
         )
         for number, model in enumerate(settings.models)
     }
@@ -98,7 +107,7 @@ def find_kv_groups(model: ModelSettings, links: Sequence[LinkSettings]) -> tuple
         return (None,)
 
 
-def _links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
+def links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
     regions = {engine.region for engine in settings.engines if engine.model == model.name}
     return [link for link in find_carriers(model.name, settings.links) if {link.source, link.dest} <= regions]
 
@@ -137,8 +146,11 @@ def find_kv_shape(model: ModelSettings, links: Sequence[LinkSettings]) -> KvShap
     return shape
 
 
-def find_kv_bytes(number: int, model: ModelSettings) -> int:
-    """Bytes of KV that plans count for a token: as given, else as config.json has it. Raises BadSettings."""
+def find_kv_bytes(number: int, model: ModelSettings, links: Sequence[LinkSettings] = ()) -> int:
+    """Bytes of KV that plans count for a token: as given, else as config.json has it. Raises BadSettings.
+
+    LMCache keeps windowed layers for every token, unless its groups are separate; all ``links`` but NIXL's move its KV.
+    """
     try:
         size = size_kv(read_json(Path(model.path) / "config.json", needed=True), model.kv_dtype)
     except (KvSizeUnknown, ModelDirectoryError) as error:
@@ -150,13 +162,15 @@ def find_kv_bytes(number: int, model: ModelSettings) -> int:
     if model.kv_bytes_per_token is not None:
         _compare(number, model.kv_bytes_per_token, size)
         return model.kv_bytes_per_token
-    if not size.planned_bytes:
+    moves_all = any(link.path != "nixl" and not link.separate_object_groups for link in links)
+    planned_bytes = size.unwindowed_bytes if moves_all else size.planned_bytes
+    if not planned_bytes:
         raise BadSettings(
             f"models[{number}].kv_bytes_per_token: no layer of config.json keeps tokens, only states: there is nothing "
             "to plan a transfer by, so give what the KV store keeps for a token"
         )
-    log.info("models[%d]: %d bytes of KV a token, %d a sequence", number, size.planned_bytes, size.fixed_bytes)
-    return size.planned_bytes
+    log.info("models[%d]: %d bytes of KV a token, %d a sequence", number, planned_bytes, size.fixed_bytes)
+    return planned_bytes
 
 
 def _compare(number: int, given: int, size: KvSize) -> None:

@@ -211,12 +211,12 @@ def make_idea_cases(scenario: Scenario, rates: ServedRates) -> dict[str, dict[st
 
 VARIATIONS: Sequence[tuple[str, dict[str, Any]]] = (
     ("model: DeepSeek-V3.2", {"model": "deepseek-v3.2"}),
+    ("model: MiniMax-M2", {"model": "minimax-m2"}),
     ("chips: 910B and H20", {"chip_a": "910B", "chip_b": "H20"}),
     ("chips: H800 and H200", {"chip_a": "H800", "chip_b": "H200"}),
     ("share of peak compute: 0.6", {"mfu": 0.6}),
     ("share of peak bandwidth: 0.8", {"mbu": 0.8}),
     ("no speculation", {"tokens_per_step": 1.0}),
-    ("experts over 128 chips", {"expert_group": 128}),
     ("answers of 2,000 tokens", {"output_tokens": 2000, "total_s": 60}),
     ("answers of none to 2,000 tokens", {"output_spread": 1.0}),
     ("low hits 20 % of requests, not 15 %", {"hits": ((0.0, 0.9, 0.20), (0.9, 0.95, 0.05), (0.95, 1.0, 0.75))}),

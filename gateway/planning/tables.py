@@ -26,7 +26,7 @@ def show(name: str, value: float) -> str:
     return f"{value:.2f}" + (" s" if name.endswith("_s") else "")
 
 
-FIGURES_HEAD = ("figure", "reported", "ours", "+-", "deviation", "decided by")
+FIGURES_HEAD = ("figure", "reported", "ours", "±", "deviation", "decided by")
 
 
 def figure_rows(paper: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:

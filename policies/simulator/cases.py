@@ -88,7 +88,7 @@ class Agents:
         """See ``Traffic``."""
         source = self.source(rng, rate_per_s)
         contexts = source.contexts()
-        return source.rows(self.requests, rate_per_s, self.arrivals), contexts
+        return pace(source.rows(self.requests, rate_per_s, self.arrivals), rate_per_s), contexts
 
     def lasting(self, seconds: float, rate_per_s: float) -> "Agents":
         """See ``Traffic``."""

@@ -28,7 +28,7 @@ def test_a_running_scenario_tells_bytes_tokens_and_coloured_text() -> None:
     """Time since it was asked, bytes over the line, tokens by role, and the text in the colours of who made it."""
     drawn = draw_running("one_shot", make_run(), 12_340_000, 106.2, 150)
     head, text = drawn.plain.split("\n")
-    assert "one-shot" in head and "6.2 s" in head and "12.3 MB over the line" in head
+    assert "one shot" in head and "6.2 s" in head and "12.3 MB over the line" in head
     assert head.endswith("P 1 · RLD 2 · MD 1")
     assert text == "Once upon a time"
     styled = {str(span.style) for span in drawn.spans}
@@ -54,7 +54,8 @@ def test_a_result_is_one_line() -> None:
     run = make_run()
     told = draw_result("catch_up", run).plain
     assert told == (
-        "✓ relay, catch-up hand-off: first token after 3.50 s, joint gap 1.25 s, 20.3 MB over the line, "
+        "✓ catch up: RLD writes meanwhile, and MD follows in rounds: first token after 3.50 s, "
+        "joint gap 1.25 s, 20.3 MB over the line, "
         "tokens P 1 · RLD 2 · MD 1"
     )
     run.identical = False
