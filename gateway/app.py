@@ -170,6 +170,7 @@ class Gateway:
         self.readings = Readings(self.served, readers, self.pools)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
+        self.live.list_fleet = lambda: self.topology.names
         self.canaries = CanaryWatch(
             self.served,
             self.pools,

@@ -95,6 +95,19 @@ class ClientFieldRules(Section, frozen=True):
     ] = "public"
 
 
+class PromptRules(Section, frozen=True):
+    """How the text of prompts is read."""
+
+    special_tokens: Annotated[
+        Literal["text", "allow", "refuse"],
+        Meta(
+            description="Text of clients that spells a model's control tokens, like <|im_end|>. allow: it is read as "
+            "those, as engines do. text: as text. refuse: a 400. Not for what is passed on; where an engine reads "
+            "chats, text refuses, too."
+        ),
+    ] = "allow"
+
+
 class SplittingRules(Section, frozen=True):
     """Which answers may be made by more than one engine, beside what always forbids it."""
 

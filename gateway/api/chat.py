@@ -1,12 +1,13 @@
 """``POST /v1/chat/completions``: messages to a prepared request."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 from gateway.api.fields import MOST_LOGPROBS, is_structured, read_fields
 from gateway.api.models import Models
-from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request
+from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request, read_by_engine
 from gateway.api.tool_choice import ToolChoice, read_tool_choice
 from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
@@ -21,6 +22,7 @@ from gateway.text.template import TemplateRejected
 from gateway.text.turns import ModelWords, OngoingTurn, Said, say
 from policies.where import Where
 
+ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,63}")
 OPENING_TOKENS = 1024
 """How far back a prompt is looked at for where its last turn begins."""
 
@@ -65,16 +67,18 @@ async def read_chat(
     """
     readings, template = models.readings, model.template
     if readings is not None and readings.is_for_engine(model.name, chat):
+        read_by_engine(chat, model, caller, "messages")
         return await readings.ask(model.name, chat, Where.of(caller.rules).allows)
     if template is None:
         raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
-    render = partial(template.render_chat, chat, partial(models.note_unread, model.name))
+    guard = model.control.guard(caller.rules.prompts.special_tokens)
+    render = partial(template.render_chat, chat, partial(models.note_unread, model.name), guard)
     try:
         return await encode_prompt(
             render, size_bytes, fields, model, "messages", bool(fields.add_special_tokens), caller, turn
         )
     except TemplateRejected as error:
-        raise bad_field(error.param, str(error), "template_error") from error
+        raise bad_field(error.param, str(error), error.code) from error
 
 
 def follow_turn(
@@ -143,6 +147,9 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
         path = f"messages[{rank}]"
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise bad_field(f"{path}.role", "A message needs a role.", "missing_field")
+        if ROLE.fullmatch(message["role"]) is None:
+            # Templates write it between control tokens.
+            raise bad_field(f"{path}.role", "A role is a plain word.", "invalid_value")
         check_content(message.get("content"), f"{path}.content")
         calls = message.get("tool_calls")
         if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):

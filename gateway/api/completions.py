@@ -15,6 +15,7 @@ from gateway.api.prepare import (
     encode_prompt,
     over_context,
     prepare_request,
+    read_by_engine,
 )
 from gateway.api.wire import CompletionFields
 from gateway.errors import bad_field
@@ -43,9 +44,11 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
         if isinstance(prompt, str):
             special = fields.add_special_tokens is not False
             if model.encodes or models.readings is None:
-                text = partial(str, prompt)
+                guard = model.control.guard(caller.rules.prompts.special_tokens)
+                text = partial(str if guard is None else guard, prompt)
                 ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
             else:
+                read_by_engine(prompt, model, caller, "prompt")
                 allows = Where.of(caller.rules).allows
                 ids.append(list(await models.readings.ask_text(model.name, prompt, special, allows)))
         else:

@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from backends.types import Sampling
 from gateway.api.fields import STATELESS_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS, is_structured, stop_strings
@@ -13,10 +14,11 @@ from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.trace_context import TraceContext
+from gateway.text.control_tokens import CUT, ControlTokensRefused
 from gateway.text.detokenise import TextOptions
 from gateway.text.model import ServedModel
 from gateway.text.parsers.reader import AnswerReader
-from gateway.text.tokenise import PromptTooLong
+from gateway.text.tokenise import CannotCut, PromptTooLong
 from gateway.text.turns import OngoingTurn
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
@@ -197,12 +199,32 @@ async def encode_prompt(
 ) -> list[int]:
     """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises GatewayError."""
     limit = model.context_tokens if fields.truncate_prompt_tokens is None else None
+    cut = CUT if caller.rules.prompts.special_tokens == "text" else None
     try:
         return await model.encoder.encode(
-            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit, start=turn
+            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit, start=turn, cut=cut
         )
     except PromptTooLong as error:
         raise over_context(field, model, f"far more than {model.context_tokens}") from error
+    except ControlTokensRefused as error:
+        raise spells_control(field, str(error)) from error
+    except CannotCut as error:
+        raise spells_control(field, "This model's tokeniser cannot read control tokens as text.") from error
+
+
+def read_by_engine(value: Any, model: ServedModel, caller: Caller, field: str) -> None:
+    """Check what an engine is to make a prompt of: it reads control tokens as such. Raises GatewayError."""
+    rule = caller.rules.prompts.special_tokens
+    if rule != "allow" and (guard := model.control.guard("refuse")) is not None:
+        try:
+            guard(value)
+        except ControlTokensRefused as error:
+            raise spells_control(field, str(error)) from error
+
+
+def spells_control(field: str, message: str) -> GatewayError:
+    """Return the error of a text that spells a control token."""
+    return bad_field(field, message, "control_token")
 
 
 def over_context(field: str, model: ServedModel, tokens: object) -> GatewayError:

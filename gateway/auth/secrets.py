@@ -3,6 +3,7 @@ tenants.
 """
 
 import hmac
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from functools import lru_cache
 from os.path import normpath
 from pathlib import Path
 
+from backends.transport.private import TooOpen, find_openness
 from gateway.config.fleet_settings import BadSettings, ModelSettings
 from gateway.config.settings import AuthSettings
+
+log = logging.getLogger(__name__)
 
 LEAST_SECRET_BYTES = 16
 
@@ -30,9 +34,14 @@ def read_secret(env: str | None, file: str | None) -> bytes | None:
     elif file is not None:
         where = file
         try:
+            openness = find_openness(Path(file))
             secret = Path(file).read_bytes()
         except OSError as error:
             raise BadSecret(f"cannot read {file}: {error.strerror}") from None
+        except TooOpen as error:
+            raise BadSecret(str(error)) from None
+        if openness is not None:
+            log.warning("%s", openness)
     else:
         return None
     secret = secret.strip()

@@ -1,6 +1,7 @@
 """``pdd pool``: engines and links added, drained and removed while every gateway runs on."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -58,6 +59,8 @@ async def print_fleet(store: DocumentStore, args: argparse.Namespace) -> None:
 async def change(store: DocumentStore, args: argparse.Namespace) -> None:
     """Change the document as the subcommand says. Raises CannotOperate, Conflict."""
     body, version = await read_body(store)
+    if args.verb != "add":
+        await check_names(store, args, body)
     new = EDITS[args.verb](body, args)
     settings = read_settings(args)
     expected = version if args.expect_version is None else args.expect_version
@@ -66,6 +69,22 @@ async def change(store: DocumentStore, args: argparse.Namespace) -> None:
     except BadSettings as error:
         raise CannotOperate(f"refused, nothing was changed: {error}") from None
     await announce(store, document, args)
+
+
+async def check_names(store: DocumentStore, args: argparse.Namespace, body: TopologyBody) -> None:
+    """Refuse ids of which neither gateways, the document nor the configuration know. Raises CannotOperate."""
+    settings, told = read_settings(args), [ack.fleet for ack in await store.living() if ack.fleet]
+    if settings is None and not told:
+        print("no gateway process tells of its engines, and no --config is given: ids are not checked", file=sys.stderr)
+        return
+    known = {name for fleet in told for name in fleet} | set(body.get("draining", ()))
+    known |= {*body.get("engines", ()), *body.get("links", ())}
+    if settings is not None:
+        known |= {engine.id for engine in settings.engines} | {link_name(link) for link in settings.links}
+    unknown = [id_ for id_ in args.ids if id_ not in known]
+    if unknown and (told or settings is None or not settings.discovery):
+        kind = "link" if "->" in unknown[0] else "engine"
+        raise CannotOperate(f"there is no {kind} {unknown[0]!r}; there are {', '.join(sorted(known)) or 'none'}")
 
 
 def _add(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.rehearse import rehearse
 from gateway.cli.writing import (
     REPLY_TIMEOUT_S,
@@ -24,6 +25,7 @@ from gateway.cli.writing import (
     describe_refusal,
     find_author,
     find_url,
+    find_wait_s,
     open_store,
     read_settings,
     read_value,
@@ -54,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         add_place(verb)
         if change:
             add_change(verb)
+        if name in ("set", "edit"):
+            verb.add_argument("--anyway", action="store_true", help="also for a tenant that does not exist yet")
         return verb
 
     get = add("get", "print a document")
@@ -105,11 +109,20 @@ async def list_documents(store: DocumentStore, args: argparse.Namespace) -> None
 
 async def set_document(store: DocumentStore, args: argparse.Namespace) -> None:
     """Put a file in force."""
+    await check_tenant(store, args)
     await change(store, args, read_value(args.file), args.expect_version)
 
 
 async def delete_document(store: DocumentStore, args: argparse.Namespace) -> None:
     await change(store, args, None, args.expect_version)
+
+
+async def check_tenant(store: DocumentStore, args: argparse.Namespace) -> None:
+    """Refuse rules for nobody. Raises CannotOperate."""
+    if args.tenant != DEFAULT and not args.anyway and await store.get(TENANT_KIND, args.tenant) is None:
+        raise CannotOperate(
+            f"tenant {args.tenant} does not exist: `pdd tenant add {args.tenant}` makes it; or say --anyway"
+        )
 
 
 async def change(store: DocumentStore, args: argparse.Namespace, value: Any, expected: int | None) -> None:
@@ -139,6 +152,7 @@ def build(args: argparse.Namespace, documents: Sequence[Document]) -> RuleBook:
 async def edit_in_place(args: argparse.Namespace) -> None:
     """Let an editor change a document; the change holds only if nobody else changed it meanwhile."""
     async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S):
+        await check_tenant(store, args)
         document = await store.get(RULES, args.tenant)
     text = to_yaml(document.value) if document else "{}\n"
     path = await asyncio.to_thread(_write_temporary, text)
@@ -153,7 +167,7 @@ async def edit_in_place(args: argparse.Namespace) -> None:
         expected = args.expect_version
         if expected is None:
             expected = document.version if document else 0
-        async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S + (args.wait or 0.0)):
+        async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S + find_wait_s(args)):
             await change(store, args, value, expected)
     await asyncio.to_thread(path.unlink)
 

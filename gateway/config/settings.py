@@ -1,6 +1,7 @@
 """The gateway's configuration file: read once, checked whole, refused with the key's name."""
 
 import ipaddress
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -245,6 +246,9 @@ class Settings(Section, frozen=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+MOST_YAML_VALUES = 1_000_000
+
+
 def load_settings(path: Path) -> Settings:
     """Read a YAML (or JSON) file. Raises BadSettings."""
     return parse_settings(read_yaml(path))
@@ -261,11 +265,25 @@ def load_rules(path: Path) -> Rules:
 def read_yaml(path: Path) -> Any:
     """Return what a YAML (or JSON) file holds. Raises BadSettings."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadSettings(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadSettings(f"{path} is not valid YAML: {error}") from None
+    if count_values(value, {}) > MOST_YAML_VALUES:
+        raise BadSettings(f"{path} holds more than {MOST_YAML_VALUES} values, its aliases resolved, or itself")
+    return value
+
+
+def count_values(value: Any, counted: dict[int, float]) -> float:
+    """Count the values in a value, as often as they are reached; one that holds itself has no end."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = math.inf
+        entries = [*value, *value.values()] if isinstance(value, dict) else value
+        counted[id(value)] = 1 + sum(count_values(entry, counted) for entry in entries)
+    return counted[id(value)]
 
 
 def parse_settings(raw: Any) -> Settings:

@@ -59,6 +59,15 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
             reuses_turns=model.reuse_turns,
         )
+        if (told := loaded.context.excess_over) is not None:
+            log.warning(
+                "models[%d].context_tokens: %s is given and used, but config.json of %s tells %d: engines that are not "
+                "started for more refuse such prompts",
+                number,
+                model.context_tokens,
+                model.name,
+                told,
+            )
         if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(
                 "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "

@@ -105,6 +105,11 @@ class LiveTopology:
         self.watch = HealthWatch([], settings.health_interval_s, self._note_known)
         self._change(settings, (), is_first=True)
 
+    @property
+    def names(self) -> list[str]:
+        """Ids of engines, and names of links."""
+        return [*self._engines, *self._links]
+
     async def start(self) -> None:
         """Ask every engine and link once, then go on in the background."""
         await self.links.start()

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.text.context import ContextLength, find_context
+from gateway.text.control_tokens import NO_CONTROL_TOKENS, ControlTokens
 from gateway.text.parsers.guess import guess_parsers
 from gateway.text.parsers.registry import NO_PARSERS, Parsers, UnknownParser, find_parsers
 from gateway.text.template import ChatTemplate, TemplateRejected
@@ -38,6 +39,7 @@ class ServedModel:
     parsers: Parsers = NO_PARSERS
     """What tells reasoning and tool calls from the content of its answers."""
     offers_tools: bool = False
+    control: ControlTokens = NO_CONTROL_TOKENS
     """Whether its template shows tools to the model."""
     takes_media: bool = False
     """Whether it reads images, sounds or films beside text."""
@@ -93,12 +95,14 @@ def load_model(
     config = read_json(directory / "config.json", needed=True)
     generation = read_json(directory / "generation_config.json", needed=False)
     vocabulary = Vocabulary(tokenizer)
+    control = {vocabulary.added[token_id] for token_id in vocabulary.special}
     words = template_text(directory, settings)
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
         encoder=PromptEncoder(tokenizer, threads=threads),
         vocabulary=vocabulary,
+        control=ControlTokens(control),
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
         context=ContextLength(context_tokens, find_context(config)),

@@ -44,6 +44,10 @@ class PromptTooLong(Exception):
     """A text has more tokens than asked for, by far."""
 
 
+class CannotCut(Exception):
+    """The tokenizer makes more of a text than its parts' ids put together."""
+
+
 class PartCache:
     """Ids of text parts by (scope, text); an entry counts its text, its ids and a fixed overhead. Thread-safe."""
 
@@ -98,13 +102,14 @@ class PromptEncoder:
         scope: Scope,
         limit_tokens: int | None = None,
         start: PromptStart | None = None,
+        cut: str | None = None,
     ) -> list[int]:
         """Return the ids of the text that ``make_text`` returns, which runs where the encoding runs.
 
         ``size_hint``: about how many characters. ``special``: with the ids that the tokenizer puts around a text (BOS).
         ``scope``: parts are shared only within it. Raises what ``make_text`` raises, and PromptTooLong for a text that
         is far over ``limit_tokens``, without encoding all of it; a text that is little over it is encoded.
-        ``start`` is for texts without the ids around.
+        ``start`` is for texts without the ids around. ``cut``: see ``encode_now``.
         """
 
         def work() -> list[int]:
@@ -112,9 +117,9 @@ class PromptEncoder:
             if limit_tokens is not None:
                 self._refuse_far_over(text, limit_tokens)
             if start is None:
-                return self.encode_now(text, special=special, scope=scope)
+                return self.encode_now(text, special=special, scope=scope, cut=cut)
             known = start.begin(text)
-            prompt = self.encode_now(text if known is None else text[known[1] :], scope=scope)
+            prompt = self.encode_now(text if known is None else text[known[1] :], scope=scope, cut=cut)
             prompt = prompt if known is None else [*known[0], *prompt]
             start.made(prompt)
             return prompt
@@ -123,11 +128,14 @@ class PromptEncoder:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def encode_now(self, text: str, *, special: bool = False, scope: Scope = "") -> list[int]:
-        """Encode on this thread."""
+    def encode_now(self, text: str, *, special: bool = False, scope: Scope = "", cut: str | None = None) -> list[int]:
+        """Encode on this thread. ``cut`` stands in no result: what is before it and after it is tokenised apart."""
         if special and self._wrapping is None:
+            if cut is not None and cut in text:
+                raise CannotCut
             return self._tokenizer.encode(text, add_special_tokens=True).ids
-        parts = self._split(text)
+        stretches = [text] if cut is None else text.split(cut)
+        parts = [part for stretch in stretches for part in self._split(stretch)]
         found = [self._cache.get(scope, part) for part in parts]
         missing = [part for part, ids in zip(parts, found, strict=True) if ids is None]
         made = iter(self._encode_parts(missing))
