@@ -37,7 +37,7 @@ class DocumentsRefused(Exception):
 
 Apply = Callable[[Sequence[Document]], None]
 """Put a whole set in force, deleted ones left out, or raise DocumentsRefused and change nothing. Must not wait."""
-Prepare = Callable[[Sequence[Document]], Awaitable[None]]
+PrepareSet = Callable[[Sequence[Document]], Awaitable[None]]
 """Do beforehand, in turns, what is long in applying a whole set; raises DocumentsRefused where it cannot be applied."""
 
 
@@ -45,7 +45,7 @@ Prepare = Callable[[Sequence[Document]], Awaitable[None]]
 class _Reader:
     kinds: tuple[str, ...]
     apply: Apply
-    prepare: Prepare | None = None
+    prepare: PrepareSet | None = None
     applied: dict[DocumentKey, Document] | None = None
     """What was applied last; None: nothing yet."""
     refused: dict[DocumentKey, Document] | None = None
@@ -93,7 +93,7 @@ class LiveDocuments:
         """Whether the last look succeeded."""
         return self._redis.up
 
-    def follow(self, apply: Apply, *kinds: str, prepare: Prepare | None = None) -> None:
+    def follow(self, apply: Apply, *kinds: str, prepare: PrepareSet | None = None) -> None:
         """Give ``apply`` all documents of ``kinds`` whenever one of them has changed, and once at first."""
         self._readers.append(_Reader(kinds, apply, prepare))
 
