@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import os
 import resource
@@ -131,4 +132,6 @@ async def _serve(settings: Settings, worker: Worker | None, has_rules: bool) -> 
     async with open_gateway(settings, has_rules, siblings) as gateway:
         beside = [site(gateway.admin_app, admin, f"{who}admin on", ADMIN_CONNECTIONS)] if admin is not None else []
         main = site(gateway.app, listener, f"{who}listening on", most)
+        # What lives now lives for good: to look through it again and again would hold the event loop each time.
+        gc.freeze()
         await serve_sites(main, *beside, on_stop=gateway.drain, on_cut=gateway.cut, grace_s=settings.drain_s)
