@@ -15,7 +15,7 @@ from gateway.api.choices import ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
 from gateway.api.count_tokens import PATH as COUNT_PATH
 from gateway.api.count_tokens import CountTokensEndpoint
-from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, RequestLimits
+from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, NamePrompt, RequestLimits
 from gateway.api.messages import prepare_messages, translate_messages
 from gateway.api.messages_answer import MessagesShape
 from gateway.api.models import Models
@@ -61,6 +61,8 @@ class ApiState:
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
     responses: ResponseMemory = field(default_factory=ResponseMemory)
     """What is kept of responses."""
+    name_prompt: NamePrompt | None = None
+    """Is told of each prompt before its answer is planned."""
     note_turn: Callable[[str, str], object] = lambda model, result: None
     """Is told the model and what came of the ids of a conversation's earlier turns."""
 
@@ -74,7 +76,7 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
         api: GenerationApi, overflow: OverflowAnswers | None = None, memory: ResponseMemory | None = None
     ) -> Route:
         served = GenerationEndpoint(
-            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory
+            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory, state.name_prompt
         )
         return Route(api.path, served, methods=["POST"])
 
