@@ -156,7 +156,7 @@ class Gateway:
         self.loop_watch = LoopWatch(self.metrics.registry, on_tick=load.note)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
-        self.live.follow(self.rulebook.apply, RULES)
+        self.live.follow(self.rulebook.apply, RULES, prepare=self.rulebook.prepare)
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self._spans = open_spans(settings, self.metrics)
         self.timelines = Timelines(time.monotonic, take=None if self._spans is None else self._spans.take)
