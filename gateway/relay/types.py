@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from backends.base import Room
 from backends.types import Sampling, TokenLogprob
 from gateway.fleet.blame import Culprit
 from gateway.telemetry.trace_context import TraceContext
@@ -74,18 +75,6 @@ class Finish:
     stop_reason: int | None
     completion_tokens: int
     cached_tokens: int | None
-
-
-class Room(Protocol):
-    """Whether a reader is near; ``asyncio.Event`` is one."""
-
-    def is_set(self) -> bool:
-        """Say whether it can take more."""
-        ...
-
-    async def wait(self) -> object:
-        """Wait until it can."""
-        ...
 
 
 class AnswerSink(Protocol):
