@@ -236,8 +236,11 @@ class HttpConnection(asyncio.Protocol):
         if waiter is None or waiter.done():
             return
         answer: object = None
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered_bytes = 0
         try:
-            answer = take(self._next_data())
+            answer = take(data)
         except Exception as error:  # it is the failure of who waits, whatever it is
             if not waiter.done():
                 waiter.set_exception(error)

@@ -68,7 +68,8 @@ class Client:
         """Send one ASGI message in this turn of the loop; the task does so once the client reads, where it does not."""
         rest = start_now(self._send(message))
         if rest is None:
-            self._note_sent(message)
+            if not message.get("more_body", False):
+                self._note_sent(message)
         else:
             self._sending_since = self._loop.time()
             rest.add_done_callback(partial(self._on_sent, message))

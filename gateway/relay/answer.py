@@ -143,7 +143,7 @@ class RelayAnswer:
     def _obey(self, action: Action) -> None:
         match action:
             case Tokens():
-                if not self._outbox.hold_back(action, filling=self._splice.phase is Phase.CATCH_UP):
+                if not self._outbox.hold_back(action, self._splice.phase):
                     self._give(action)
             case StartLeg():
                 self._legs.start(action, self._splice.log)
