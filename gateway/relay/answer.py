@@ -39,7 +39,6 @@ from gateway.relay.splice_events import (
     LegId,
     LegKind,
     LegTokens,
-    Phase,
     RetryDue,
     RetryLater,
     StartLeg,
