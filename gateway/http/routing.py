@@ -34,8 +34,8 @@ def assemble(routes: Sequence[Route]) -> Starlette:
 
 
 class StraightApp(Starlette):
-    """Starlette; but an endpoint that is an ASGI callable itself, asked for by just its path and method, is called as it
-    is. What Starlette puts around ``send`` costs a token as much as the making of its text.
+    """Starlette; but an endpoint that is an ASGI callable itself, asked for by just its path and method, is called
+    as it is. What Starlette puts around ``send`` costs a token as much as the making of its text.
 
     Such an endpoint tells its client of all of its errors by itself.
     """
