@@ -138,7 +138,7 @@ class EventStream:
         else:
             self._waiting.append(data)
             self._waiting_bytes += len(data)
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        if self._sending is not None and self._waiting_bytes > MOST_WAITING_BYTES:
             self.room.clear()
 
     async def end(self, data: bytes) -> None:
@@ -161,22 +161,19 @@ class EventStream:
 
     def _write(self, data: bytes) -> None:
         """Send what is next, after the head."""
-        if self._head is not None:
-            head, self._head = self._head, None
-            self._send(head)
-        if self._sending is None:
-            self._send({"type": "http.response.body", "body": data, "more_body": not self._is_ended})
-        else:
-            self._waiting.append(data)
+        client, head, self._head = self._client, self._head, None
+        try:
+            if head is not None:
+                self._sending = client.send_now(head)
+            if self._sending is None:
+                body: Message = {"type": "http.response.body", "body": data, "more_body": not self._is_ended}
+                self._sending = client.send_now(body)
+            else:
+                self._waiting.append(data)
+        except Exception as error:  # whatever a server raises, this client gets no more
+            client.leave(error)
         if self._sending is not None:
             self._waiting_bytes = len(data)
-
-    def _send(self, message: Message) -> None:
-        try:
-            self._sending = self._client.send_now(message)
-        except Exception as error:  # whatever a server raises, this client gets no more
-            self._client.leave(error)
-        if self._sending is not None:
             self._sending.add_done_callback(self._on_sent)
 
     def _on_sent(self, sending: asyncio.Task[None]) -> None:

@@ -64,6 +64,7 @@ class RelayAnswer:
         self._splice = Splice(plan.terms)
         self._outbox = Outbox(plan.reserve_s, pools.clock, self._give)
         self._transfer = KvTransfer(plan, record, self._feed, self._aim)
+        self._transfer.is_prefilled = not plan.plan.has_prefill
         self._legs = Legs(plan, failover, pools, record, self._feed, self._stored)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[Exception | None] = self._loop.create_future()
