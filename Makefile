@@ -10,7 +10,7 @@ QUICK := tests/policies tests/gateway
 SLOW := -m "slow and not e2e"
 
 .PHONY: install demo test quick check fast slow kv-faults ui-test screens e2e e2e-pipelines e2e-families e2e-gpu e2e-on-gpu \
-	e2e-nixl bench bench-gateway trace conformance compat chaos soak mutate sbom clean
+	e2e-nixl bench bench-gateway trace conformance compat compat-agents chaos soak mutate sbom clean
 
 install: .venv/.installed
 
@@ -113,6 +113,15 @@ conformance: install
 # is about them.
 compat: install .venv-compat/.installed
 	$(BIN)/python -m tests.conformance_run clients
+
+# Claude Code and Codex as people run them (some 700 MB by npm), without an account, before a relay: one tool is called.
+compat-agents: install .venv-compat/command_lines/.installed
+	$(BIN)/python -m tests.compat.command_lines .venv-compat/command_lines
+
+.venv-compat/command_lines/.installed:
+	mkdir -p $(@D)
+	npm install --prefix $(@D) --no-audit --no-fund --ignore-scripts @anthropic-ai/claude-code @openai/codex
+	touch $@
 
 .venv-compat/.installed: tests/compat/setup.py tests/compat/table.py
 	$(BIN)/python -m tests.compat.setup .venv-compat

@@ -70,13 +70,17 @@ class Engine(Protocol):
 
 @runtime_checkable
 class ChatReader(Protocol):
-    """What some engines can beside: tell which prompt their own renderer makes of a chat."""
+    """What some engines can beside: tell which prompt they make of a chat or a text themselves."""
 
     async def read_chat(self, model: str, chat: Mapping[str, Any]) -> list[int]:
         """Return the prompt's ids. ``chat``: the fields of OpenAI's chat request that make the prompt.
 
         Raises EngineRejected, also where the engine cannot tell (status 404); EngineUnavailable or EngineBroken.
         """
+        ...
+
+    async def read_text(self, model: str, text: str, special: bool) -> list[int]:
+        """Return the ids of a text, ``special``: with those that the tokeniser puts around one. Raises the same."""
         ...
 
 

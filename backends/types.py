@@ -189,9 +189,14 @@ class TransferRequest:
     ``dialect`` names how the store spells chunk keys (``backends.kv.bridge.keys``); ``model`` is the store's name of
     the model, ``served_model`` the engines'. ``prefill`` and ``main`` are the engines that have and want the KV, for
     paths on which engines fetch it themselves; their ranks: see ``LegRequest.data_parallel_rank``. ``kv_shape``: how
-    the KV is cut among tensor-parallel ranks, None where that is not known; the path knows whether heads are packed.
+    the KV is cut among tensor-parallel ranks, None where that is not known.
     ``kv_groups``: groups of layers that a store may keep apart, by how many of the last tokens each needs, None: all.
+    ``tenant``: a name for whose it is, which need not tell who that is; ``weight``: its share where several wait.
     ``checks_size``: KV that has not ``kv_bytes_per_token`` (0: what ``kv_shape`` makes) is not moved: KvWrongSize.
+
+    ``dtype`` and ``hash_seed`` are those of ``KeyRequest``. ``world_size``: ranks of the sending engines,
+    ``dest_world_size``: of the receiving ones, None: as many. ``kv_layout``: how chunks hold heads.
+    ``separate_groups``: the stores keep groups of layers apart.
     """
 
     transfer_id: str
@@ -211,6 +216,14 @@ class TransferRequest:
     kv_shape: KvShape | None = None
     kv_groups: tuple[int | None, ...] = (None,)
     checks_size: bool = True
+    tenant: str = ""
+    weight: float = 1.0
+    dtype: str = "float32"
+    hash_seed: int | None = None
+    world_size: int = 1
+    dest_world_size: int | None = None
+    kv_layout: HeadLayout = "packed"
+    separate_groups: bool = False
 
 
 @dataclass(frozen=True, slots=True)

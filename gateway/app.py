@@ -19,7 +19,9 @@ from backends.engines.external import Provider
 from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import RequestLimits
+from gateway.api.stored import ResponseMemory
 from gateway.auth.exposure import find_admin_access
+from gateway.auth.sealed import SealedStore
 from gateway.auth.secrets import find_secret
 from gateway.config.fleet_settings import BadSettings, DiscoverySettings, EngineSettings
 from gateway.config.live import LiveDocuments
@@ -67,6 +69,7 @@ PRIVATE_REDIS_BYTES = 512 << 20
 PRIVATE_STATE = "no redis_url: state is in a private server and ends with this process"
 PAGE_TIMEOUT_S = 2.0
 TRACE_TIMEOUT_S = 5.0
+RESPONSES_TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
@@ -114,6 +117,17 @@ def open_spans(settings: Settings, metrics: Metrics) -> SpanSender | None:
         raise BadSettings(message) from None
 
 
+def open_responses(settings: Settings, redis: SharedRedis) -> ResponseMemory:
+    """Return what keeps responses, where the settings want that. Raises BadSettings."""
+    keep_s = settings.responses.keep_s
+    if keep_s is None:
+        return ResponseMemory()
+    secret = find_secret(settings.auth)
+    if secret is None:
+        raise BadSettings("responses.keep_s: responses are sealed with a secret: set auth.secret_env or secret_file")
+    return ResponseMemory(SealedStore(redis.client("responses", RESPONSES_TIMEOUT_S), secret, "response", keep_s))
+
+
 class Gateway:
     """Everything of one gateway process; ``app`` is served while the object is entered, and ``admin_app`` where the
     settings give it an address.
@@ -134,6 +148,7 @@ class Gateway:
         self._settings = settings
         self._siblings = siblings
         self.served = load_models(settings)
+        self.responses = open_responses(settings, redis)
         self._stack = AsyncExitStack()
         self._tasks = TaskSet()
         self.metrics = Metrics()
@@ -155,11 +170,12 @@ class Gateway:
         self.readings = Readings(self.served, readers, self.pools)
         self._discovery = [self._discover(cluster) for cluster in settings.discovery]
         self.live.follow(self.topology.apply, TOPOLOGY)
+        self.live.list_fleet = lambda: self.topology.names
         self.canaries = CanaryWatch(
             self.served,
             self.pools,
             self.find_crossing,
-            lambda: self.canary_tokens,
+            self.canary_tokens,
             settings.canary_interval_s,
             self.metrics,
             self.trust,
@@ -189,7 +205,8 @@ class Gateway:
             timelines=self.timelines,
             metrics=self.metrics,
             rng=random.Random(),
-            note_use=self.tenancy.usage.note,
+            note_use=self.tenancy.note_use,
+            name_tenant=self.tenancy.access.salts.name_tenant,
             sizes=self.sizes,
             tracer=self.tracer,
         )
@@ -341,7 +358,9 @@ class Gateway:
             passing=self.passing if self._settings.upstreams else None,
             overflow=self.overflow if self._settings.external else None,
             note_unread=self.metrics.count_unread,
+            note_turn=self.metrics.count_turn,
             readings=self.readings,
+            responses=self.responses,
         )
         app: ASGIApp = build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
         if self._settings.cors_origins:
@@ -383,13 +402,14 @@ class Gateway:
         """The way of KV between a P and a decode instance; None: they stand in one region. Raises NoWay."""
         if prefill.spec.region == decode.spec.region:
             return None
-        link = self.links.get(prefill.spec.region, decode.spec.region)
+        link = self.links.get(prefill.spec.region, decode.spec.region, model)
         if link is None or not link.view().up:
             raise NoWay(f"no link from {prefill.spec.region} to {decode.spec.region} is up")
         facts, salts = self.service.models[model], self.tenancy.access.salts
         is_salted = salts.of_model(salts.of("any"), model) is not None
         return CanaryPath(
             link,
+            model,
             facts.kv_name,
             self._canary_rules.kv_first_chunk_s,
             facts.kv_bytes_per_token,
@@ -403,10 +423,9 @@ class Gateway:
         self.trust.forget((source, dest))
         self.canaries.recheck((source, dest))
 
-    @property
-    def canary_tokens(self) -> int:
-        """What canaries must be longer than for their KV to move and to be used."""
-        return max(2 * self.links.chunk_tokens, self._canary_rules.kv_least_load_tokens)
+    def canary_tokens(self, model: str) -> int:
+        """What a model's canaries must be longer than for their KV to move and to be used."""
+        return max(2 * self.links.chunk_tokens(model), self._canary_rules.kv_least_load_tokens)
 
     @property
     def _canary_rules(self) -> RelayRules:

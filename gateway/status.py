@@ -28,6 +28,7 @@ from gateway.telemetry.siblings import METRICS, REQUESTS, TIMELINE, Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.tenancy import Tenancy
 from gateway.text.model import ServedModel
+from policies.balance import wanted_instances
 from policies.types import Role
 
 
@@ -99,7 +100,7 @@ class Status:
         unknown = [name for name, model in self.served.items() if model.context.known_tokens is None]
         lines = [f"{name}: no engine tells max_model_len; set models[].context_tokens" for name in unknown]
         lines += self.readings.list_differing() + self.canaries.list_odd() + self.sizes.list_odd(self.served)
-        return lines + self.trust.list_lost(self.links.views().keys())
+        return lines + self.trust.list_lost({link.route for link in self.links.all})
 
     def find_timeline(self, request_id: str) -> Mapping[str, Any] | None:
         """Return a request's timeline, or those of its choices, as JSON values."""
@@ -135,7 +136,12 @@ class Status:
             for id_, shapes in self.readings.differing(model).items()
             for shape in shapes
         }
-        self.trust.show_metrics(self.links.views().keys(), self.served)
+        self.metrics.wanted.values = {
+            (model, role.value): (count,)
+            for model in self.served
+            for role, count in wanted_instances(self.pools.views(model), self._busy_prefills(model)).items()
+        }
+        self.trust.show_metrics({link.route for link in self.links.all}, self.served)
         self.links.show_metrics(self.metrics)
         if self.rulebook.known:
             self.learning.show_metrics(self.served, self.rulebook.of("default").singular, self.metrics)
@@ -151,6 +157,11 @@ class Status:
         self.tenancy.show_metrics()
         self.loop_watch.show_metrics()
         return self.metrics.exposition(), CONTENT_TYPE_LATEST
+
+    def _busy_prefills(self, model: str) -> float | None:
+        """Over all gateways, which have about as many requests each."""
+        own = self.learning.busy_prefills(model)
+        return None if own is None else own * (self.ledger.peers + 1)
 
 
 def _describe(instance: Instance) -> str:

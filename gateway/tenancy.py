@@ -17,7 +17,7 @@ from gateway.limits.bodies import Bodies
 from gateway.limits.overload import LoadGuard
 from gateway.limits.queues import AdmissionQueues
 from gateway.limits.rate_limiter import RateLimiter
-from gateway.limits.usage import UsageMeter
+from gateway.limits.usage import UsageMeter, Use
 from gateway.redis.client import SharedRedis
 from gateway.telemetry.metrics import Metrics
 from policies.rules import Rules
@@ -84,6 +84,12 @@ class Tenancy:
     async def aclose(self) -> None:
         """Tell Redis what is left to tell, and end."""
         await self._stack.aclose()
+
+    def note_use(self, tenant: str, model: str, use: Use) -> None:
+        """Count what an answer used, and charge what is limited of it."""
+        self.usage.note(tenant, model, use)
+        if use.wan_bytes:
+            self.limits.charge_wan(tenant, use.wan_bytes)
 
     def find_missing(self) -> list[str]:
         """What keeps every request out."""

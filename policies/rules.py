@@ -20,6 +20,7 @@ from policies.tenant_rules import (
     LimitRules,
     ModelRules,
     OverflowRules,
+    PromptRules,
     SplittingRules,
     TraceRules,
 )
@@ -277,6 +278,7 @@ class Rules(Section, frozen=True):
     limits: LimitRules = LimitRules()
     cache: CacheRules = CacheRules()
     client_fields: ClientFieldRules = ClientFieldRules()
+    prompts: PromptRules = PromptRules()
     debug: Annotated[
         bool,
         Meta(

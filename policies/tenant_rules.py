@@ -33,6 +33,21 @@ class LimitRules(Section, frozen=True):
         LimitValue | None, Meta(description="Prompt and answer tokens in a minute. null: no limit.")
     ] = None
     concurrent: Annotated[LimitValue | None, Meta(description="Requests running at once. null: no limit.")] = None
+    wan_bytes_per_min: Annotated[
+        LimitValue | None,
+        Meta(
+            description="Bytes of KV that may cross links in a minute. They are charged as they cross; who has used "
+            "more gets a 429 until time has made up for it. null: no limit."
+        ),
+    ] = None
+    wan_weight: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=100,
+            description="Share of a link while several tenants' KV waits for it, beside others' 1. Only bridges share.",
+        ),
+    ] = 1.0
     max_prompt_tokens: Annotated[LimitValue | None, Meta(description="Longest prompt. null: what the model takes.")] = (
         None
     )
@@ -78,6 +93,19 @@ class ClientFieldRules(Section, frozen=True):
             "public: data, and http at hosts that are no private address or name. any: file and private ones too."
         ),
     ] = "public"
+
+
+class PromptRules(Section, frozen=True):
+    """How the text of prompts is read."""
+
+    special_tokens: Annotated[
+        Literal["text", "allow", "refuse"],
+        Meta(
+            description="Text of clients that spells a model's control tokens, like <|im_end|>. allow: it is read as "
+            "those, as engines do. text: as text. refuse: a 400. Not for what is passed on; where an engine reads "
+            "chats, text refuses, too."
+        ),
+    ] = "allow"
 
 
 class SplittingRules(Section, frozen=True):

@@ -109,7 +109,7 @@ ROWS = (
         "LMCache inside vLLM, without PYTHONHASHSEED",
         "bridge",
         "refused",
-        "dialect lmcache needs it",
+        "chains its hashes from a seed that is not known",
     ),
     Row(
         "any, on GPUs", "1 -> 1", "float32, bfloat16", SERVER, "bridge", "unknown", "`make e2e-gpu` has not run on one"

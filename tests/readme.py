@@ -13,7 +13,7 @@ import msgspec
 from prometheus_client import Metric
 
 from gateway.__main__ import COMMANDS
-from gateway.api.fates import FATES, MEANINGS
+from gateway.api.fates import FATES_BY_API, MEANINGS
 from gateway.config.settings import Settings
 from gateway.index.metered import MeteredIndex
 from gateway.limits.usage import UsageMeter
@@ -133,9 +133,12 @@ def verb_rows(name: str, parser: argparse.ArgumentParser) -> list[str]:
 
 
 def field_rows() -> list[str]:
-    """One row for each fate of a request's fields."""
-    names = {fate: [f"`{name}`" for name in sorted(FATES) if FATES[name] == fate] for fate in MEANINGS}
-    return [f"| {fate}: {text} | {', '.join(names[fate])} |" for fate, text in MEANINGS.items()]
+    """One row for each API and fate of a request's fields."""
+    rows = []
+    for api, fates in FATES_BY_API.items():
+        names = {fate: [f"`{name}`" for name in sorted(fates) if fates[name] == fate] for fate in MEANINGS}
+        rows += [f"| {api} | {fate}: {MEANINGS[fate]} | {', '.join(names[fate])} |" for fate in MEANINGS if names[fate]]
+    return rows
 
 
 def compatibility_rows() -> list[str]:
@@ -157,7 +160,7 @@ def tables() -> dict[str, list[str]]:
         "rules": ["| field | default | meaning |", "|---|---|---|", *struct_rows(RuleDocument)],
         "metrics": ["| metric | type | meaning |", "|---|---|---|", *metric_rows()],
         "reasons": ["| reason | meaning |", "|---|---|", *(f"| `{name}` | {text} |" for name, text in REASONS.items())],
-        "fields": ["| what becomes of it | fields |", "|---|---|", *field_rows()],
+        "fields": ["| API | what becomes of it | fields |", "|---|---|---|", *field_rows()],
         "compatibility": [
             "| family | ranks, P -> MD | KV | connector | path | | by |",
             "|---|---|---|---|---|---|---|",

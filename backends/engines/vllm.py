@@ -11,7 +11,14 @@ import msgspec
 from backends.base import Take
 from backends.engines.dialect import find_label, read_by_label, read_samples
 from backends.engines.http_engine import get, post, stream_leg
-from backends.engines.vllm_chat import RENDER_PATH, TOKENIZE_PATH, decode_ids, encode_render, encode_tokenize
+from backends.engines.vllm_chat import (
+    RENDER_PATH,
+    TOKENIZE_PATH,
+    decode_ids,
+    encode_render,
+    encode_text,
+    encode_tokenize,
+)
 from backends.engines.vllm_completions import CompletionDecoder, encode_leg, rank_header
 from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leaves_no_default
 from backends.engines.vllm_nixl import lend
@@ -134,6 +141,10 @@ class VllmEngine:
                     raise
                 self._renders = False
         return decode_ids(await self._post(TOKENIZE_PATH, encode_tokenize(model, chat)))
+
+    async def read_text(self, model: str, text: str, special: bool) -> list[int]:
+        """Tell the ids of a text, see ``ChatReader``."""
+        return decode_ids(await self._post(TOKENIZE_PATH, encode_text(model, text, special)))
 
     async def aclose(self) -> None:
         """Close pooled connections."""

@@ -1,4 +1,4 @@
-"""How vLLM tells its prompt of a chat: ``/v1/chat/completions/render`` where it is on, else ``/tokenize``."""
+"""How vLLM tells its prompt of a chat or a text: ``/v1/chat/completions/render`` where it is on, else ``/tokenize``."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,6 +35,11 @@ def encode_tokenize(model: str, chat: Mapping[str, Any]) -> bytes:
     body = {key: given[key] for key in TOKENIZED if key in given}
     messages = [_rename_reasoning(message) for message in given["messages"]]
     return orjson.dumps({**body, "model": model, "messages": messages, "chat_template_kwargs": values})
+
+
+def encode_text(model: str, text: str, special: bool) -> bytes:
+    """Build a body for TOKENIZE_PATH out of a text."""
+    return orjson.dumps({"model": model, "prompt": text, "add_special_tokens": special})
 
 
 def _given(chat: Mapping[str, Any]) -> dict[str, Any]:

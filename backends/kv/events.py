@@ -16,6 +16,10 @@ EngineBlockHash = int | bytes
 MAX_FRAME_BYTES = 64 << 20
 MAX_RANK = 4096
 _BATCH_FIELDS = ("ts", "events", "data_parallel_rank")
+_EVENTS_PLACE = _BATCH_FIELDS.index("events")
+_AT_ONCE_BYTES = 64 << 10
+_PARTS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
+_ENTRIES = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _STORED_FIELDS = (
     "block_hashes",
     "parent_block_hash",
@@ -86,7 +90,7 @@ def decode_batch(payload: bytes) -> EventBatch:
     if len(payload) > MAX_FRAME_BYTES:
         raise BadFrame("payload too large")
     try:
-        fields = _name_fields(msgspec.msgpack.decode(payload), _BATCH_FIELDS)
+        fields = _name_fields(_unpack(payload), _BATCH_FIELDS)
     except (msgspec.DecodeError, RecursionError, ValueError) as error:
         raise BadFrame("payload is not msgpack") from error
     time_s, events, rank = (fields.get(name) for name in _BATCH_FIELDS)
@@ -97,6 +101,24 @@ def decode_batch(payload: bytes) -> EventBatch:
         raise BadFrame("rank out of range")
     known = [event for event in map(_decode_event, events) if event is not None]
     return EventBatch(rank, tuple(known), len(events) - len(known))
+
+
+def _unpack(payload: bytes) -> object:
+    """Return what a payload holds; one with many events event by event, so that other threads may run in between."""
+    if len(payload) <= _AT_ONCE_BYTES:
+        return msgspec.msgpack.decode(payload)
+    try:
+        parts: Any = _PARTS.decode(payload)
+        entries = parts.items() if isinstance(parts, dict) else enumerate(parts)
+        for name, part in list(entries):
+            parts[name] = _unpack_list(part) if name in ("events", _EVENTS_PLACE) else msgspec.msgpack.decode(part)
+        return parts
+    except msgspec.ValidationError:
+        return msgspec.msgpack.decode(payload)
+
+
+def _unpack_list(packed: msgspec.Raw) -> object:
+    return [msgspec.msgpack.decode(entry) for entry in _ENTRIES.decode(packed)]
 
 
 def _decode_event(event: object) -> BlocksStored | BlocksRemoved | BlocksCleared | None:

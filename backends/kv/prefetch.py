@@ -52,13 +52,12 @@ class PrefetchPace:
 
 
 class PrefetchPath:
-    """``KvPath`` through ``server``; ``world_size`` counts the engine's ranks."""
+    """``KvPath`` through ``server``."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
-    def __init__(self, server: CacheServer, *, world_size: int = 1, pace: PrefetchPace | None = None) -> None:
+    def __init__(self, server: CacheServer, *, pace: PrefetchPace | None = None) -> None:
         self._server = server
-        self._world_size = world_size
         self._pace = pace or PrefetchPace()
         self._open = OpenTransfers()
 
@@ -93,7 +92,7 @@ class PrefetchPath:
     async def _fetch(self, request: TransferRequest, tokens: int, end_s: float) -> None:
         """Have the first ``tokens`` of the prompt in the server, asking again until P has stored them."""
         is_latent = request.kv_shape is not None and request.kv_shape.layout == "latent"
-        world_size = 1 if is_latent else self._world_size  # LMCache keeps a latent once, whatever the ranks
+        world_size = 1 if is_latent else request.world_size  # LMCache keeps a latent once, whatever the ranks
         wanted = _Wanted(request.model, world_size, list(request.token_ids[:tokens]), request.salt or "")
         body = msgspec.json.encode(wanted)
         try:

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from backends.errors import EngineBroken, EngineUnavailable
 from backends.transport.address import basic_auth, without_credentials
 from backends.transport.connection import HttpConnection
+from backends.transport.patience import PeerTimeout
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 IDLE_CONNECTIONS = 64
@@ -145,7 +146,7 @@ class HttpOrigin:
     async def _connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with PeerTimeout(self._connect_timeout_s):
                 _, connection = await loop.create_connection(
                     lambda: HttpConnection(self._keep, self._forget), self._host, self._port, ssl=self._ssl
                 )

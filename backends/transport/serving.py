@@ -2,12 +2,14 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import uvicorn
@@ -15,6 +17,9 @@ from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
 from backends.transport.accepting import Acceptor, Doorkeeper, Guest
+from backends.transport.private import TooOpen, find_openness
+
+log = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_S = 2
 LAST_WORDS_S = 2
@@ -52,6 +57,11 @@ class Tls:
                     pass
             except OSError as error:
                 raise BadTls(key, f"cannot read {path}: {error.strerror}") from None
+        try:
+            if (openness := find_openness(Path(self.key_file))) is not None:
+                log.warning("key_file: %s", openness)
+        except TooOpen as error:
+            raise BadTls("key_file", str(error)) from None
         try:
             # A key with a password would be asked for at a terminal.
             context.load_cert_chain(self.cert_file, self.key_file, password="")

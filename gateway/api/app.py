@@ -23,6 +23,7 @@ from gateway.api.outside import OverflowAnswers, Passthrough
 from gateway.api.respond import OpenAiShape
 from gateway.api.responses import prepare_response, translate_response
 from gateway.api.responses_answer import ResponsesShape
+from gateway.api.stored import ResponseMemory, stored_routes
 from gateway.api.wire import encode_json
 from gateway.auth.admin import AdminAuth
 from gateway.fleet.reading import Readings
@@ -58,15 +59,23 @@ class ApiState:
     """Lets engines read chats; None: all are read here."""
     note_unread: Callable[[str], object] = str
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
+    responses: ResponseMemory = field(default_factory=ResponseMemory)
+    """What is kept of responses."""
+    note_turn: Callable[[str, str], object] = lambda model, result: None
+    """Is told the model and what came of the ids of a conversation's earlier turns."""
 
 
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     passed = state.passing.models if state.passing else tuple
-    models = Models(state.models, state.created, passed, state.note_unread, state.readings)
+    models = Models(state.models, state.created, passed, state.note_unread, state.readings, state.note_turn)
 
-    def endpoint(api: GenerationApi, overflow: OverflowAnswers | None = None) -> Route:
-        served = GenerationEndpoint(api, models, state.generator, state.access, state.limits, state.passing, overflow)
+    def endpoint(
+        api: GenerationApi, overflow: OverflowAnswers | None = None, memory: ResponseMemory | None = None
+    ) -> Route:
+        served = GenerationEndpoint(
+            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory
+        )
         return Route(api.path, served, methods=["POST"])
 
     return assemble(
@@ -74,7 +83,8 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
             endpoint(CHAT, state.overflow),
             endpoint(COMPLETIONS),
             endpoint(MESSAGES),
-            endpoint(RESPONSES),
+            endpoint(RESPONSES, memory=state.responses),
+            *stored_routes(state.responses, state.access.identify),
             Route(COUNT_PATH, CountTokensEndpoint(models, state.access, state.limits, state.passing), methods=["POST"]),
             *model_routes(models, state),
             *probe_routes(state.pages, state.admin_auth),

@@ -1,24 +1,28 @@
 """``POST /v1/chat/completions``: messages to a prepared request."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
 from gateway.api.fields import MOST_LOGPROBS, is_structured, read_fields
 from gateway.api.models import Models
-from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request
+from gateway.api.prepare import Caller, PreparedRequest, Prompted, encode_prompt, prepare_request, read_by_engine
 from gateway.api.tool_choice import ToolChoice, read_tool_choice
 from gateway.api.wire import ChatFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.conversation import TEXT_PARTS, THOUGHT_PARTS
+from gateway.text.detokenise import OutputText, TextOptions
 from gateway.text.model import ServedModel
-from gateway.text.parsers.output import PartsWanted
+from gateway.text.parsers.output import Parts, PartsWanted
 from gateway.text.parsers.reader import AnswerReader
 from gateway.text.shapes import PROMPT_FIELDS
 from gateway.text.template import TemplateRejected
+from gateway.text.turns import ModelWords, OngoingTurn, Said, say
 from policies.where import Where
 
+ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,63}")
 OPENING_TOKENS = 1024
 """How far back a prompt is looked at for where its last turn begins."""
 
@@ -31,7 +35,8 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
     check_options(fields)
     choice = read_tool_choice(fields)
     shown = {name: getattr(fields, name) for name in PROMPT_FIELDS} | {"tools": choice.shown or None}
-    prompt = await read_chat(shown, size_bytes, fields, model, models, caller)
+    turn = follow_turn(fields, choice, model, models, caller)
+    prompt = await read_chat(shown, size_bytes, fields, model, models, caller, turn)
     completion_limit = fields.max_completion_tokens
     prompted = Prompted(
         id_prefix="chatcmpl",
@@ -42,12 +47,19 @@ async def prepare_chat(value: JsonObject, size_bytes: int, models: Models, calle
         default_max_tokens=None,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         make_reader=find_reader(fields, choice, is_structured(rest), model, prompt),
+        turn=turn,
     )
     return prepare_request(fields, choice.constrain(rest), prompted, model, caller)
 
 
 async def read_chat(
-    chat: Mapping[str, Any], size_bytes: int, fields: ChatFields, model: ServedModel, models: Models, caller: Caller
+    chat: Mapping[str, Any],
+    size_bytes: int,
+    fields: ChatFields,
+    model: ServedModel,
+    models: Models,
+    caller: Caller,
+    turn: OngoingTurn | None = None,
 ) -> Sequence[int]:
     """Return the prompt's ids, made here or by an engine, as the model's ``reader`` has it. Raises GatewayError.
 
@@ -55,16 +67,37 @@ async def read_chat(
     """
     readings, template = models.readings, model.template
     if readings is not None and readings.is_for_engine(model.name, chat):
+        read_by_engine(chat, model, caller, "messages")
         return await readings.ask(model.name, chat, Where.of(caller.rules).allows)
     if template is None:
         raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
-    render = partial(template.render_chat, chat, partial(models.note_unread, model.name))
+    guard = model.control.guard(caller.rules.prompts.special_tokens)
+    render = partial(template.render_chat, chat, partial(models.note_unread, model.name), guard)
     try:
         return await encode_prompt(
-            render, size_bytes, fields, model, "messages", bool(fields.add_special_tokens), caller
+            render, size_bytes, fields, model, "messages", bool(fields.add_special_tokens), caller, turn
         )
     except TemplateRejected as error:
-        raise bad_field(error.param, str(error), "template_error") from error
+        raise bad_field(error.param, str(error), error.code) from error
+
+
+def follow_turn(
+    fields: ChatFields, choice: ToolChoice, model: ServedModel, models: Models, caller: Caller
+) -> OngoingTurn | None:
+    """Return what knows the exact ids of the conversation's earlier turns, where they are of use."""
+    whole = fields.truncate_prompt_tokens is None and not fields.add_special_tokens
+    if not (model.reuses_turns and whole) or fields.continue_final_message:
+        return None
+
+    def read(prompt: Sequence[int], answer: Sequence[int]) -> Said:
+        reader = model.parsers.make_reader(find_opening(model, prompt), choice.shown or None)
+        output = OutputText(model.vocabulary, TextOptions(shown={} if reader is None else model.shown_tokens))
+        text = output.push(answer).text + output.finish(terminator=False)
+        return say([Parts(text)] if reader is None else [reader.push(text), reader.flush()])
+
+    words = ModelWords(model.encoder.encode_now, read, model.end_texts)
+    scope = (caller.tenant, caller.salt_of(model.name), model.name)
+    return OngoingTurn(models.turns, scope, fields.messages, words, partial(models.note_turn, model.name))
 
 
 def find_reader(
@@ -114,6 +147,9 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
         path = f"messages[{rank}]"
         if not isinstance(message.get("role"), str) or not message["role"]:
             raise bad_field(f"{path}.role", "A message needs a role.", "missing_field")
+        if ROLE.fullmatch(message["role"]) is None:
+            # Templates write it between control tokens.
+            raise bad_field(f"{path}.role", "A role is a plain word.", "invalid_value")
         check_content(message.get("content"), f"{path}.content")
         calls = message.get("tool_calls")
         if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):

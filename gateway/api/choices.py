@@ -1,6 +1,7 @@
 """One choice of an answer: the relay's ids in, and what a client sees out, in the shapes of chat and completions."""
 
 import math
+from array import array
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -29,6 +30,8 @@ from gateway.relay.types import Answer, Finish, Tokens
 from gateway.text.detokenise import OutputText, TextOptions
 from gateway.text.parsers.output import CallDelta, Parts
 from gateway.text.parsers.reader import AnswerReader
+from gateway.text.tokenise import Ids
+from gateway.text.turns import OngoingTurn
 from gateway.text.vocabulary import Vocabulary
 
 LEAST_LOGPROB = -9999.0
@@ -64,6 +67,7 @@ class Choice:
         vocabulary: Vocabulary,
         options: TextOptions,
         reader: AnswerReader | None = None,
+        turn: OngoingTurn | None = None,
     ) -> None:
         self.index = index
         self.completion_tokens = 0
@@ -71,6 +75,8 @@ class Choice:
         self._answer = answer
         self._output = OutputText(vocabulary, options)
         self._reader = reader
+        self._turn = turn
+        self._ids: Ids = array("I")
         self._is_stopped = False
 
     def take(self, tokens: Tokens) -> Addition | None:
@@ -82,6 +88,8 @@ class Choice:
             raise GatewayError(500, "The answer's tokens came out of order.", code="internal_error")
         piece = output.push(tokens.ids)
         self.completion_tokens = output.tokens
+        if self._turn is not None:
+            self._ids.extend(piece.ids)
         if piece.stopped:
             self._is_stopped = True
             self._answer.stop_at(output.tokens)
@@ -96,6 +104,8 @@ class Choice:
         stopped = self._output.stopped
         self.completion_tokens = finish.completion_tokens if stopped is None else self._output.tokens
         self.cached_tokens = finish.cached_tokens
+        if self._turn is not None and stopped is None and finish.terminator:
+            self._turn.keep(self._ids)
         reason: str = "stop" if stopped is not None else finish.reason
         if reason == "stop" and self._reader is not None and self._reader.called:
             reason = "tool_calls"

@@ -1,5 +1,6 @@
 """``POST /v1/completions``: prompts in any of their spellings to a prepared request."""
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -14,14 +15,19 @@ from gateway.api.prepare import (
     encode_prompt,
     over_context,
     prepare_request,
+    read_by_engine,
 )
 from gateway.api.wire import CompletionFields
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 from gateway.text.model import ServedModel
+from policies.where import Where
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's and vLLM's limit for completions that name none."""
+INLINE_IDS = 50_000
+"""Prompts of more ids are checked beside the event loop."""
+STEP_IDS = 1 << 15
 Prompt = str | list[int]
 
 
@@ -37,8 +43,14 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
     for rank, prompt in enumerate(prompts):
         if isinstance(prompt, str):
             special = fields.add_special_tokens is not False
-            text = partial(str, prompt)
-            ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
+            if model.encodes or models.readings is None:
+                guard = model.control.guard(caller.rules.prompts.special_tokens)
+                text = partial(str if guard is None else guard, prompt)
+                ids.append(await encode_prompt(text, len(prompt), fields, model, "prompt", special, caller))
+            else:
+                read_by_engine(prompt, model, caller, "prompt")
+                allows = Where.of(caller.rules).allows
+                ids.append(list(await models.readings.ask_text(model.name, prompt, special, allows)))
         else:
             path = "prompt" if len(prompts) == 1 else f"prompt[{rank}]"
             if len(prompt) >= model.context_tokens:
@@ -46,7 +58,10 @@ async def prepare_completion(value: JsonObject, size_bytes: int, models: Models,
                 if fields.truncate_prompt_tokens is None:
                     raise over_context(path, model, len(prompt))
                 prompt = prompt[-model.context_tokens :]
-            check_ids(prompt, path, model)
+            if len(prompt) > INLINE_IDS:
+                await asyncio.to_thread(check_ids, prompt, path, model)
+            else:
+                check_ids(prompt, path, model)
             ids.append(prompt)
     prompted = Prompted(
         id_prefix="cmpl",
@@ -85,9 +100,11 @@ def check_ids(ids: Sequence[Any], path: str, model: ServedModel) -> None:
     """Check a prompt of token ids."""
     if not ids:
         raise bad_field(path, "A prompt must not be empty.", "invalid_value")
-    if set(map(type, ids)) != {int}:
+    # In steps: while one of them runs no other thread does, and so nobody else's request.
+    steps = [ids[at : at + STEP_IDS] for at in range(0, len(ids), STEP_IDS)]
+    if any(set(map(type, step)) != {int} for step in steps):
         raise bad_field(path, "A prompt is text or a list of token ids.", "invalid_type")
-    if min(ids) < 0 or max(ids) >= model.vocabulary.size:
+    if any(min(step) < 0 or max(step) >= model.vocabulary.size for step in steps):
         raise bad_field(path, f"Token ids go from 0 to {model.vocabulary.size - 1}.", "invalid_value")
 
 

@@ -6,10 +6,12 @@ is told when its answer does not come.
 
 import asyncio
 import re
+import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, Protocol
 
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
@@ -23,7 +25,7 @@ from gateway.api.media import has_media
 from gateway.api.models import Models, resolve_name
 from gateway.api.outside import AnswerBroken, Outside, OverflowAnswers, Passthrough
 from gateway.api.prepare import Caller, PreparedRequest
-from gateway.api.respond import AnswerShape, write_stream, write_whole
+from gateway.api.respond import AnswerShape, KeepAnswer, write_stream, write_whole
 from gateway.auth.identify import Identify
 from gateway.auth.secrets import Salts
 from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, error_messages, failed
@@ -216,6 +218,20 @@ def as_it_is(value: JsonObject) -> JsonObject:
     return value
 
 
+class AnswerMemory(Protocol):
+    """What an API keeps of its answers."""
+
+    async def recall(self, tenant: str, value: JsonObject) -> tuple[JsonObject, JsonObject, int]:
+        """Return a body with what it refers to, the body as the answer repeats it, and by how many bytes the one is
+        larger. Raises GatewayError.
+        """
+        ...
+
+    async def keep(self, tenant: str, read: JsonObject, answer: dict[str, Any]) -> None:
+        """Keep a complete answer, or say in it that it is not kept. ``read``: the body with what it refers to."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationApi:
     """One of the APIs that generate. ``translate``: of its bodies, into what ``prepare`` reads. Raises GatewayError."""
@@ -246,6 +262,8 @@ class RunningRequest:
     """Whether an external answer kept the tenant's ``slo``; False also when nothing could be started."""
     outside: ExternalUsage | None = None
     """What an external provider took, once it told."""
+    keep: KeepAnswer | None = None
+    """Keeps the answer when it is complete."""
 
     def note_outside(self, usage: ExternalUsage | None, slo_met: bool | None) -> None:
         """An external provider's answer has ended."""
@@ -291,8 +309,10 @@ class GenerationEndpoint:
         limits: RequestLimits,
         passing: Passthrough | None = None,
         overflow: OverflowAnswers | None = None,
+        memory: AnswerMemory | None = None,
     ) -> None:
         self._api = api
+        self._memory = memory
         self._overflow = overflow
         self._passing = passing
         self._models = models
@@ -319,16 +339,24 @@ class GenerationEndpoint:
         if (passing := self._find_passing(value, rules)) is not None:
             await passing.pass_object(self._api.path, value, asked.headers, caller, asked.client)
             return
-        body = self._api.translate(value)
+        read = value
+        if self._memory is not None:
+            read, value, grown = await self._memory.recall(asked.tenant, value)
+            asked.held.grow(grown)
+            size_bytes += grown
+            run.keep = partial(self._memory.keep, asked.tenant, read)
+        body = self._api.translate(read)
         check_beside(body, size_bytes, self._limits.beside_bytes)
+        came_s = time.monotonic()
         async with admission.turn(asked.tenant, size_bytes):
             run.prepared = prepared = await self._api.prepare(body, size_bytes, self._models, caller)
+        tokenise_s = time.monotonic() - came_s
         asked.held.grow(size_bytes * (prepared.n - 1))
         asked.reply.request_id = prepared.id
         outside = self._choose_outside(prepared, caller, refused=False)
         try:
             run.entry = await self._enter(prepared, caller, 0 if outside else len(prepared.requests))
-            run.prepared = prepared = prepared.after_waiting(run.entry.waited_s)
+            run.prepared = prepared = prepared.after_waiting(tokenise_s, run.entry.waited_s)
             await self._answer(prepared, value, asked.client, caller, run, outside)
         except GatewayError:
             run.failed = True
@@ -391,16 +419,18 @@ class GenerationEndpoint:
         ]
         shape = self._api.shape
         if prepared.stream:
-            await write_stream(client, run.answers, shape.open_stream(prepared, run.choices, value), headers)
+            writer = shape.open_stream(prepared, run.choices, value)
+            await write_stream(client, run.answers, writer, headers, run.keep)
         else:
-            await write_whole(client, run.answers, prepared, shape, run.choices, value, headers)
+            await write_whole(client, run.answers, prepared, shape, run.choices, value, headers, run.keep)
 
     def _start(self, prepared: PreparedRequest, run: RunningRequest) -> None:
         for index, request in enumerate(prepared.requests):
             answer = self._generator.generate(request)
             run.answers.append(answer)
             reader = prepared.make_reader() if prepared.make_reader is not None else None
-            run.choices.append(Choice(index, answer, prepared.model.vocabulary, prepared.text, reader))
+            choice = Choice(index, answer, prepared.model.vocabulary, prepared.text, reader, prepared.turn)
+            run.choices.append(choice)
 
 
 def spell_plan(answer: Answer) -> errors.RawHeaders:

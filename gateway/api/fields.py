@@ -66,6 +66,9 @@ ASKS_NOTHING: tuple[object, ...] = (None, False, [], {}, "none")
 ASKS_FOR_THE_USUAL: Mapping[str, object] = {"stream_interval": 1, "truncation_side": "left"}
 """Values of some with which they ask for what is done in any case."""
 
+UNTOLD_FIELDS = frozenset({"logprobs", "n", "return_token_ids", "top_logprobs"})
+"""Fields of chats whose effect shows in chats alone."""
+
 STRUCTURED_FIELDS = frozenset(
     {
         "ebnf",
@@ -166,6 +169,13 @@ def read_fields(value: JsonObject, kind: type[Fields]) -> tuple[Fields, JsonObje
     own = OWN_FIELDS | UNSUPPORTED_FIELDS
     rest = {name: entry for name, entry in value.items() if name not in own and entry is not None}
     return fields, rest
+
+
+def refuse_untold(value: JsonObject) -> None:
+    """Refuse fields of chats that ask for what the other APIs' answers have no place for. Raises GatewayError."""
+    for name in UNTOLD_FIELDS & value.keys():
+        if value[name] not in ASKS_NOTHING and (name, value[name]) != ("n", 1):
+            raise unsupported(name)
 
 
 def check_beside(value: JsonObject, size_bytes: int, most_bytes: int) -> None:

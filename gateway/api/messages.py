@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from gateway.api.chat import prepare_chat
+from gateway.api.fields import refuse_untold
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest, rename
 from gateway.errors import bad_field
@@ -41,6 +42,7 @@ def translate_prompt(value: JsonObject) -> JsonObject:
     for name in REFUSED:
         if value.get(name):
             raise bad_field(name, f"The field {name!r} is not supported.", "unsupported_field")
+    refuse_untold(value)
     known = {*AS_IN_CHAT, *OWN, *OF_ANTHROPICS_SERVERS, *REFUSED}
     chat: JsonObject = {name: entry for name, entry in value.items() if name not in known}
     chat |= {name: value[name] for name in AS_IN_CHAT if value.get(name) is not None}
@@ -188,7 +190,8 @@ def _read_tool(tool: Any, rank: int) -> dict[str, Any]:
         function["description"] = tool["description"]
     if tool.get("strict") is not None:
         function["strict"] = tool["strict"]
-    return {"type": "function", "function": function}
+    deferred = {} if tool.get("defer_loading") is None else {"defer_loading": tool["defer_loading"]}
+    return {"type": "function", "function": function, **deferred}
 
 
 def _read_choice(choice: Mapping[str, Any]) -> JsonObject:

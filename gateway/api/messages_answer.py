@@ -133,6 +133,9 @@ class MessageEvents:
         last = spell_event("message_delta", delta=spell_reason(ending), usage=usage)
         return opening + b"".join(map(spell_news, news)) + last
 
+    def whole(self) -> None:
+        """See ``EventWriter``."""
+
     def end(self) -> bytes:
         """See ``EventWriter``."""
         if not self._is_ended:

@@ -8,6 +8,7 @@ from gateway.api.wire import ModelCard, ModelList
 from gateway.errors import GatewayError
 from gateway.fleet.reading import Readings
 from gateway.text.model import ServedModel
+from gateway.text.turns import TurnMemory
 from policies.tenant_rules import ModelRules
 
 SHOWN_NAME_CHARACTERS = 100
@@ -26,15 +27,19 @@ class Models:
         passed: Callable[[], Sequence[str]] = tuple,
         note_unread: Callable[[str], object] = str,
         readings: Readings | None = None,
+        note_turn: Callable[[str, str], object] = lambda model, result: None,
     ) -> None:
         """``passed`` names the models of upstreams, whose requests are only passed on.
 
-        ``note_unread`` is told the model when a conversation holds a tool call whose arguments cannot be read.
+        ``note_unread`` is told the model when a conversation holds a tool call whose arguments cannot be read, and
+        ``note_turn`` the model and what came of the ids of a conversation's earlier turns.
         """
         self._models = models
         self._created = created
         self._passed = passed
         self.note_unread = note_unread
+        self.note_turn = note_turn
+        self.turns = TurnMemory()
         self.readings = readings
         """Lets engines read chats; None: all are read here."""
 

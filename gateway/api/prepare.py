@@ -4,6 +4,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from backends.types import Sampling
 from gateway.api.fields import STATELESS_FIELDS, STRUCTURED_FIELDS, THINKING_BUDGET_FIELDS, is_structured, stop_strings
@@ -13,10 +14,12 @@ from gateway.errors import GatewayError, bad_field
 from gateway.http.body import JsonObject
 from gateway.relay.types import GenerationRequest
 from gateway.telemetry.trace_context import TraceContext
+from gateway.text.control_tokens import CUT, ControlTokensRefused
 from gateway.text.detokenise import TextOptions
 from gateway.text.model import ServedModel
 from gateway.text.parsers.reader import AnswerReader
-from gateway.text.tokenise import PromptTooLong
+from gateway.text.tokenise import CannotCut, PromptTooLong
+from gateway.text.turns import OngoingTurn
 from policies.eligibility import RequestFeatures
 from policies.rules import Rules
 
@@ -80,6 +83,8 @@ class PreparedRequest:
     """Prompt texts that the answers begin with."""
     make_reader: Callable[[], AnswerReader] | None = None
     """Makes what tells a choice's reasoning and tool calls from its content; None: all of it is content."""
+    turn: OngoingTurn | None = None
+    """Keeps the one answer's ids for the conversation's next turn."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -92,11 +97,10 @@ class PreparedRequest:
         context = self.model.context_tokens
         return sum(context - len(one.prompt) if one.max_tokens is None else one.max_tokens for one in self.requests)
 
-    def after_waiting(self, waited_s: float) -> "PreparedRequest":
-        """Return the same request, which has waited for a place."""
-        if not waited_s:
-            return self
-        return replace(self, requests=tuple(replace(one, waited_s=waited_s) for one in self.requests))
+    def after_waiting(self, tokenise_s: float, waited_s: float) -> "PreparedRequest":
+        """Return the same request, which has waited for a place after ``tokenise_s`` that made it ids."""
+        requests = tuple(replace(one, tokenise_s=tokenise_s, waited_s=waited_s) for one in self.requests)
+        return replace(self, requests=requests)
 
     @property
     def shows_ids(self) -> bool:
@@ -117,6 +121,7 @@ class Prompted:
     logprobs: int | None
     echoes: tuple[str, ...] = ()
     make_reader: Callable[[], AnswerReader] | None = None
+    turn: OngoingTurn | None = None
 
 
 def prepare_request(
@@ -178,6 +183,7 @@ def prepare_request(
         traced=caller.traced,
         echoes=prompted.echoes,
         make_reader=prompted.make_reader,
+        turn=prompted.turn if choices == 1 else None,
     )
 
 
@@ -189,15 +195,36 @@ async def encode_prompt(
     field: str,
     special: bool,
     caller: Caller,
+    turn: OngoingTurn | None = None,
 ) -> list[int]:
     """Return the ids of a prompt's text; what ``make_text`` raises comes through. Raises GatewayError."""
     limit = model.context_tokens if fields.truncate_prompt_tokens is None else None
+    cut = CUT if caller.rules.prompts.special_tokens == "text" else None
     try:
         return await model.encoder.encode(
-            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit
+            make_text, size_hint, special=special, scope=caller.tenant, limit_tokens=limit, start=turn, cut=cut
         )
     except PromptTooLong as error:
         raise over_context(field, model, f"far more than {model.context_tokens}") from error
+    except ControlTokensRefused as error:
+        raise spells_control(field, str(error)) from error
+    except CannotCut as error:
+        raise spells_control(field, "This model's tokeniser cannot read control tokens as text.") from error
+
+
+def read_by_engine(value: Any, model: ServedModel, caller: Caller, field: str) -> None:
+    """Check what an engine is to make a prompt of: it reads control tokens as such. Raises GatewayError."""
+    rule = caller.rules.prompts.special_tokens
+    if rule != "allow" and (guard := model.control.guard("refuse")) is not None:
+        try:
+            guard(value)
+        except ControlTokensRefused as error:
+            raise spells_control(field, str(error)) from error
+
+
+def spells_control(field: str, message: str) -> GatewayError:
+    """Return the error of a text that spells a control token."""
+    return bad_field(field, message, "control_token")
 
 
 def over_context(field: str, model: ServedModel, tokens: object) -> GatewayError:
@@ -314,5 +341,5 @@ def find_features(
 
 
 def has_several_tokens(word: str, model: ServedModel) -> bool:
-    """Say whether a forbidden word is several tokens, alone or after a space."""
-    return any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))
+    """Say whether a forbidden word is several tokens, alone or after a space; it may be, where only engines know."""
+    return not model.encodes or any(len(model.encoder.encode_now(text)) > 1 for text in (word, f" {word}"))

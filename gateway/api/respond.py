@@ -5,7 +5,7 @@ fails after is an SSE error event without [DONE].
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
@@ -27,6 +27,8 @@ from gateway.http.body import JsonObject
 from gateway.http.client import Client, EventStream
 from gateway.relay.types import Answer, AnswerSink, Finish, Tokens
 
+KeepAnswer = Callable[[dict[str, Any]], Awaitable[None]]
+"""Keeps a complete answer of an API that keeps any; what it says of that in the answer, the client gets."""
 MadeChoice = tuple[Gathered, Ending]
 """All of one choice."""
 
@@ -66,6 +68,10 @@ class EventWriter(Protocol):
 
     def finish(self, index: int, finish: Finish) -> bytes:
         """Return the bytes of a choice's end."""
+        ...
+
+    def whole(self) -> dict[str, Any] | None:
+        """Return the complete answer, after the last choice's finish; None: such answers are not kept."""
         ...
 
     def end(self) -> bytes:
@@ -129,6 +135,9 @@ class StreamWriter:
         self._running -= 1
         ending = self._choices[index].end(finish)
         return opening + encode_event(self._answer([self._form.end(self._prepared, index, ending)]))
+
+    def whole(self) -> None:
+        """See ``EventWriter``."""
 
     def end(self) -> bytes:
         """Return what follows the last choice's finish. Raises GatewayError when there was none."""
@@ -219,13 +228,21 @@ class _StreamSink:
         self._stream.push(self._writer.finish(self._index, finish))
 
 
-async def write_stream(client: Client, answers: Sequence[Answer], writer: EventWriter, headers: RawHeaders) -> None:
+async def write_stream(
+    client: Client,
+    answers: Sequence[Answer],
+    writer: EventWriter,
+    headers: RawHeaders,
+    keep: KeepAnswer | None = None,
+) -> None:
     """Stream the answers. Raises GatewayError while nothing was sent; later failures become an error event."""
     lines = [*headers, (b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
     lines.append((b"x-accel-buffering", b"no"))
     stream = EventStream(client, {"type": "http.response.start", "status": 200, "headers": lines})
     try:
         await run_all(answers, [_StreamSink(index, writer, stream) for index in range(len(answers))])
+        if keep is not None and (whole := writer.whole()) is not None:
+            await keep(whole)
         data = writer.end()
         await stream.end(data)
     except Exception as failure:  # a fault of ours, too: its client must not take a cut for an end
@@ -267,6 +284,7 @@ async def write_whole(
     choices: Sequence[Choice],
     asked: JsonObject,
     headers: RawHeaders,
+    keep: KeepAnswer | None = None,
 ) -> None:
     """Send the answers when they are complete. Raises GatewayError."""
     sinks = [_WholeSink(choice) for choice in choices]
@@ -274,7 +292,10 @@ async def write_whole(
     made = [(sink.gathered, sink.ending) for sink in sinks if sink.ending is not None]
     if len(made) < len(sinks):
         raise unfinished()
-    body = encode_json(shape.spell_whole(prepared, choices, made, asked))
+    whole = shape.spell_whole(prepared, choices, made, asked)
+    if keep is not None:
+        await keep(whole)
+    body = encode_json(whole)
     lines = [*headers, (b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await client.send({"type": "http.response.start", "status": 200, "headers": lines})
     await client.send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,30 +1,40 @@
-"""``POST /v1/responses``: OpenAI's newer requests as chats. Nothing is stored: whole conversations come as input."""
+"""``POST /v1/responses``: OpenAI's newer requests as chats. Whole conversations come as input, also those of which the
+client had named the stored part (``gateway.api.stored``).
+"""
 
 import base64
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gateway.api.chat import prepare_chat
+from gateway.api.fields import refuse_untold
 from gateway.api.models import Models
 from gateway.api.prepare import Caller, PreparedRequest, rename
+from gateway.api.response_tools import read_call, read_choice, read_tools
 from gateway.errors import bad_field
 from gateway.http.body import JsonObject
 
 AS_IN_CHAT = ("model", "stream", "temperature", "top_p", "parallel_tool_calls", "prompt_cache_key", "user", "metadata")
 OWN = ("input", "instructions", "max_output_tokens", "tools", "tool_choice", "reasoning", "text")
 PASSED_OVER = frozenset(
-    {"store", "include", "truncation", "service_tier", "safety_identifier", "prompt_cache_retention", "stream_options"}
+    {
+        *("client_metadata", "include", "prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+        *("stream_options", "truncation"),
+    }
 )
-"""Fields without effect here: nothing is stored, and prompts are never shortened."""
+"""Fields that no engine needs to know: what they ask for is done here, or nothing."""
 REFUSED = {
-    "previous_response_id": "No responses are stored here: send the whole conversation as input.",
+    "previous_response_id": "No responses are stored here (responses.keep_s): send the whole conversation as input.",
     "conversation": "No conversations are stored here: send the whole one as input.",
     "background": "Answers in the background are not supported.",
     "prompt": "No prompts are stored here.",
     "max_tool_calls": "Tools run at the client, which counts their calls.",
     "top_logprobs": "Log-probabilities are not told here; chat completions tell them.",
     "context_management": "Conversations are not shortened here.",
+    "enable_response_messages": "Only items are told, and no messages of the model's own format.",
+    "previous_input_messages": "Earlier messages are read as input items alone.",
 }
+TOLD_APART = "message.output_text.logprobs"
 THOUGHTS_ASKED = "reasoning.encrypted_content"
 """What ``include`` names where the client wants to send thoughts back in a form that it does not read."""
 
@@ -39,22 +49,31 @@ def translate_response(value: JsonObject) -> JsonObject:
     for name, why in REFUSED.items():
         if value.get(name):
             raise bad_field(name, why, "unsupported_field")
-    if value.get("truncation") not in (None, "disabled", "auto"):
-        raise bad_field("truncation", "truncation is auto or disabled.", "invalid_value")
+    refuse_untold(value)
+    include = value.get("include")
+    if isinstance(include, list) and TOLD_APART in include:
+        raise bad_field("include", REFUSED["top_logprobs"], "unsupported_field")
     known = {*AS_IN_CHAT, *OWN, *PASSED_OVER, *REFUSED}
     chat: JsonObject = {name: entry for name, entry in value.items() if name not in known}
     chat |= {name: value[name] for name in AS_IN_CHAT if value.get(name) is not None}
     chat["messages"] = [*_read_instructions(value.get("instructions")), *read_input(value.get("input"))]
+    chat |= _read_truncation(value.get("truncation"))
     if value.get("max_output_tokens") is not None:
         chat["max_completion_tokens"] = value["max_output_tokens"]
     if value.get("tools"):
-        chat["tools"] = _read_tools(value["tools"])
+        chat["tools"] = read_tools(value["tools"])
     if value.get("tool_choice") is not None:
-        chat["tool_choice"] = _read_choice(value["tool_choice"])
+        chat["tool_choice"] = read_choice(value["tool_choice"], value.get("tools"))
     reasoning = value.get("reasoning")
     if isinstance(reasoning, dict) and reasoning.get("effort") is not None:
         chat["reasoning_effort"] = reasoning["effort"]
     return chat | _read_format(value.get("text"))
+
+
+def _read_truncation(asked: Any) -> JsonObject:
+    if asked not in (None, "disabled", "auto"):
+        raise bad_field("truncation", "truncation is auto or disabled.", "invalid_value")
+    return {"truncate_prompt_tokens": -1} if asked == "auto" else {}
 
 
 def _read_instructions(instructions: Any) -> list[dict[str, Any]]:
@@ -96,11 +115,9 @@ def _read_item(item: Mapping[str, Any], path: str) -> dict[str, Any]:
     kind = item.get("type", "message" if "role" in item else None)
     if kind == "message":
         return _read_message(item, path)
-    if kind == "function_call":
-        function = {"name": str(item.get("name", "")), "arguments": item.get("arguments") or "{}"}
-        call = {"id": str(item.get("call_id") or item.get("id") or ""), "type": "function", "function": function}
-        return {"role": "assistant", "tool_calls": [call]}
-    if kind == "function_call_output":
+    if kind in ("function_call", "custom_tool_call"):
+        return {"role": "assistant", "tool_calls": [read_call(item)]}
+    if kind in ("function_call_output", "custom_tool_call_output"):
         output = _read_text(item.get("output"), f"{path}.output")
         return {"role": "tool", "tool_call_id": str(item.get("call_id", "")), "content": output}
     if kind == "reasoning":
@@ -155,36 +172,6 @@ def _read_thoughts(item: Mapping[str, Any]) -> str:
         return base64.b64decode(packed, altchars=b"-_", validate=True).decode()
     except ValueError:
         return ""
-
-
-def _read_tools(tools: Any) -> list[dict[str, Any]]:
-    if not isinstance(tools, list):
-        raise bad_field("tools", "tools must be a list.", "invalid_type")
-    return [_read_tool(tool, f"tools[{rank}]") for rank, tool in enumerate(tools)]
-
-
-def _read_tool(tool: Any, path: str) -> dict[str, Any]:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    if kind != "function":
-        message = f"Tools of type {str(kind)[:40]!r} need OpenAI's servers; only functions are supported."
-        raise bad_field(f"{path}.type", message, "unsupported_tool")
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
-
-
-def _read_choice(choice: Any) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    if choice.get("type") == "function":
-        return {"type": "function", "function": {"name": choice.get("name")}}
-    if choice.get("type") == "allowed_tools":
-        tools = choice.get("tools")
-        named = [
-            {"type": "function", "function": {"name": tool.get("name")}} if isinstance(tool, dict) else tool
-            for tool in (tools if isinstance(tools, list) else [])
-        ]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named}}
-    raise bad_field("tool_choice.type", "tool_choice names a function, or allowed_tools.", "invalid_value")
 
 
 def _read_format(text: Any) -> JsonObject:

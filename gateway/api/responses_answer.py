@@ -9,6 +9,7 @@ from gateway.api.blocks import AnswerBlock, BlockEvent, BlockRow, list_blocks
 from gateway.api.choices import Choice, Ending
 from gateway.api.prepare import PreparedRequest
 from gateway.api.respond import MadeChoice, unfinished
+from gateway.api.response_tools import name_tools
 from gateway.api.responses import pack_thoughts, wants_thoughts
 from gateway.errors import OPENAI_ERRORS, GatewayError
 from gateway.http.body import JsonObject
@@ -48,6 +49,7 @@ class ResponseSpeller:
     def __init__(self, prepared: PreparedRequest, asked: JsonObject) -> None:
         self._prepared = prepared
         self._asked = asked
+        self.names = name_tools(asked.get("tools"))
         self._packs_thoughts = wants_thoughts(asked)
         self._key = prepared.id.rpartition("_")[2]
 
@@ -60,13 +62,30 @@ class ResponseSpeller:
         begun = status == "in_progress"
         named = {"id": self.id_of(block), "status": status}
         if block.kind == "call":
-            called = {"call_id": block.call_id, "name": block.name, "arguments": block.text if not begun else ""}
-            return {**named, "type": "function_call", **called}
+            called = self.names.spell_call(block.name, "" if begun else block.text)
+            return {**named, "call_id": block.call_id, **called}
         content = [] if begun else [spell_part(block)]
         if block.kind == "text":
             return {**named, "type": "message", "role": "assistant", "content": content}
         packed = pack_thoughts(block.text) if self._packs_thoughts and not begun else None
         return {**named, "type": "reasoning", "summary": [], "content": content, "encrypted_content": packed}
+
+    def name_of(self, block: AnswerBlock) -> str:
+        """The name that a block's events have."""
+        if block.kind != "call":
+            return PARTS[block.kind]
+        return "custom_tool_call_input" if block.name in self.names.custom else "function_call_arguments"
+
+    def spell_piece(self, block: AnswerBlock, text: str) -> str:
+        """Return what a block grew by; calls come whole."""
+        return self.names.spell_piece(block.name, text) if block.kind == "call" else text
+
+    def spell_done(self, block: AnswerBlock) -> dict[str, Any]:
+        """Return what the event of a block's end tells of it."""
+        if block.kind != "call":
+            return {"text": block.text}
+        called = self.names.spell_call(block.name, block.text)
+        return {key: called[key] for key in ("arguments", "input", "name") if key in called}
 
     def spell_response(
         self,
@@ -94,7 +113,7 @@ class ResponseSpeller:
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
             "model": prepared.model_name,
             "output": items,
-            "store": False,
+            "store": bool(self._asked.get("store")),
             **REPEATED,
             **given,
             "usage": None if choice is None else count_usage(prepared, choice),
@@ -128,7 +147,7 @@ class ResponseEvents:
         self._choice = choice
         self._row = BlockRow()
         self._number = 0
-        self._is_ended = False
+        self._response: dict[str, Any] | None = None
 
     def take(self, index: int, tokens: Tokens) -> bytes:
         """See ``EventWriter``."""
@@ -139,17 +158,20 @@ class ResponseEvents:
     def finish(self, index: int, finish: Finish) -> bytes:
         """See ``EventWriter``."""
         ending = self._choice.end(finish)
-        self._is_ended = True
         news = [*self._row.add(ending.parts), *self._row.close()]
         events = [one for entry in news for one in self._tell(entry)]
-        response = self._speller.spell_response(self._row.blocks, ending, self._choice)
-        return self._spell([*self._open(), *events, (f"response.{response['status']}", {"response": response})])
+        self._response = self._speller.spell_response(self._row.blocks, ending, self._choice)
+        return self._spell([*self._open(), *events])
+
+    def whole(self) -> dict[str, Any] | None:
+        """See ``EventWriter``."""
+        return self._response
 
     def end(self) -> bytes:
-        """See ``EventWriter``."""
-        if not self._is_ended:
+        """See ``EventWriter``: the last event waits until the response is kept, as clients go on from it at once."""
+        if self._response is None:
             raise unfinished()
-        return b""
+        return self._spell([(f"response.{self._response['status']}", {"response": self._response})])
 
     def fail(self, error: GatewayError) -> bytes:
         """See ``EventWriter``."""
@@ -168,7 +190,7 @@ class ResponseEvents:
         block = news.block
         where = {"item_id": self._speller.id_of(block), "output_index": block.index}
         place = where | ({} if block.kind == "call" else {"content_index": 0})
-        name = "function_call_arguments" if block.kind == "call" else PARTS[block.kind]
+        name = self._speller.name_of(block)
         extra: dict[str, Any] = {"logprobs": []} if block.kind == "text" else {}
         if news.what == "begin":
             item = self._speller.spell_item(block, "in_progress")
@@ -176,10 +198,9 @@ class ResponseEvents:
             if block.kind != "call":
                 yield "response.content_part.added", place | {"part": spell_part(block, empty=True)}
         elif news.what == "grow":
-            yield f"response.{name}.delta", place | {"delta": news.text} | extra
+            yield f"response.{name}.delta", place | {"delta": self._speller.spell_piece(block, news.text)} | extra
         else:
-            key = {"arguments": block.text, "name": block.name} if block.kind == "call" else {"text": block.text}
-            yield f"response.{name}.done", place | key | extra
+            yield f"response.{name}.done", place | self._speller.spell_done(block) | extra
             if block.kind != "call":
                 yield "response.content_part.done", place | {"part": spell_part(block)}
             item = self._speller.spell_item(block, "completed")

@@ -3,6 +3,7 @@ tenants.
 """
 
 import hmac
+import logging
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ from functools import lru_cache
 from os.path import normpath
 from pathlib import Path
 
+from backends.transport.private import TooOpen, find_openness
 from gateway.config.fleet_settings import BadSettings, ModelSettings
 from gateway.config.settings import AuthSettings
+
+log = logging.getLogger(__name__)
 
 LEAST_SECRET_BYTES = 16
 
@@ -30,9 +34,14 @@ def read_secret(env: str | None, file: str | None) -> bytes | None:
     elif file is not None:
         where = file
         try:
+            openness = find_openness(Path(file))
             secret = Path(file).read_bytes()
         except OSError as error:
             raise BadSecret(f"cannot read {file}: {error.strerror}") from None
+        except TooOpen as error:
+            raise BadSecret(str(error)) from None
+        if openness is not None:
+            log.warning("%s", openness)
     else:
         return None
     secret = secret.strip()
@@ -60,6 +69,7 @@ def find_secret(auth: AuthSettings) -> bytes | None:
 
 
 MOST_REMEMBERED = 10_000
+TENANT_NAME_DIGITS = 16
 
 
 def find_adapters(models: Sequence[ModelSettings]) -> frozenset[str]:
@@ -84,6 +94,7 @@ class Salts:
         self._secret = secret
         self._adapters = adapters
         self._derive = lru_cache(MOST_REMEMBERED)(self._make)
+        self._name = lru_cache(MOST_REMEMBERED)(self._make_name)
         self._derive_adapters = lru_cache(MOST_REMEMBERED)(self._make_adapters)
 
     def of(self, tenant: str, group: str | None = None) -> str | None:
@@ -93,6 +104,13 @@ class Salts:
     def of_model(self, salt: str | None, model: str) -> str | None:
         """Return the salt of a tenant's requests to a model, given the tenant's own."""
         return self._derive_adapters(salt, model) if model in self._adapters else salt
+
+    def name_tenant(self, tenant: str) -> str:
+        """Return what bridges call a tenant: the same each time, and nothing that tells who it is."""
+        return self._name(tenant)
+
+    def _make_name(self, tenant: str) -> str:
+        return derive(self._secret or b"", "wan-tenant", tenant)[:TENANT_NAME_DIGITS]
 
     def _make_adapters(self, salt: str | None, model: str) -> str:
         # A hash also where it keeps no secret: stores take no salt with the slash that names of models may have.

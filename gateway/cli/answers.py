@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.cli.asking import spell_bytes, spell_seconds
+from gateway.operator.terminal import spell_bytes, spell_seconds
 
 UNKNOWN = "other"
 """Who made a token of which nobody tells."""

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 
@@ -13,12 +12,12 @@ import uvloop
 from rich.console import Console
 
 from gateway.errors import reason_of
+from gateway.operator.terminal import plain
 
 URL = "http://127.0.0.1:8000"
 CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S = 10.0, 300.0
 WIDTH = 150
 """Where no terminal says how wide it is."""
-CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 INTERRUPTED = 130
 
 
@@ -96,23 +95,3 @@ def spell_failure(client: httpx.AsyncClient, error: httpx.HTTPError) -> str:
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
         return f"no gateway answers at {client.base_url} ({reason_of(error)})"
     return f"the gateway at {client.base_url} broke off ({reason_of(error)})"
-
-
-def plain(text: str) -> str:
-    """Return text without what would steer the terminal; models and engines are not trusted with that."""
-    return CONTROLS.sub("\ufffd", text)
-
-
-def spell_bytes(count: float) -> str:
-    """Write a number of bytes in powers of ten."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count:.0f} B"
-
-
-def spell_seconds(seconds: float | None) -> str:
-    """Write a time as people read it; a dash for none."""
-    if seconds is None:
-        return "-"
-    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s" if seconds < 100 else f"{seconds:.0f} s"

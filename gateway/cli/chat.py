@@ -22,10 +22,9 @@ from gateway.cli.asking import (
     add_gateway,
     check_answer,
     open_console,
-    plain,
     run_asking,
 )
-from gateway.operator.colours import ROLE_STYLES
+from gateway.operator.terminal import ROLE_STYLES, plain
 
 USUAL_TOKENS, LONG_WORDS = 600, 4000
 DONE = b"[DONE]"

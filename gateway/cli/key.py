@@ -1,6 +1,7 @@
 """``pdd key``: the API keys of tenants. A key is shown once, when it is made; what is stored cannot be turned back."""
 
 import argparse
+import sys
 import time
 
 import msgspec
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def create_key(store: DocumentStore, args: argparse.Namespace) -> None:
-    """Make a key. The key itself is the last line."""
+    """Make a key. It alone is on stdout: ``KEY=$(pdd key create ...)`` takes it."""
     secret = find_key_secret(args)
     if await store.get(TENANT_KIND, args.tenant) is None:
         raise CannotOperate(f"tenant {args.tenant} does not exist: `pdd tenant add {args.tenant}` makes it")
@@ -62,7 +63,7 @@ async def create_key(store: DocumentStore, args: argparse.Namespace) -> None:
     )
     document = await store.put(KEY_KIND, key.id, record, author=find_author(args), expected_version=0)
     try:
-        await announce(store, document, args)
+        await announce(store, document, args, sys.stderr)
     finally:
         # It is stored, so it must be shown, also where some process has not applied it yet.
         print(key)

@@ -100,7 +100,7 @@ def print_plan(plan: FleetPlan, scenario: Scenario, console: Console) -> None:
     for name, gain in plan.sensitivity.items():
         table.add_row(name, f"{gain:+.0%}")
     console.print(table)
-    console.print("rules, for `pdd rules set`:")
+    console.print("rules, for `pdd rules set` (`pdd rules check` checks a file of them):")
     console.print(to_yaml(dict(plan.rules)).rstrip())
 
 

@@ -25,7 +25,7 @@ AGENTS_PER_S = 5.0
 
 def add_traffic(parser: argparse.ArgumentParser, name: str) -> None:
     """Declare what comes; ``name`` is the option that names a trace."""
-    text = "Mooncake's or `pdd trace export`'s JSON lines, or Azure's CSV"
+    text = "Mooncake's, TraceLab's or `pdd trace export`'s JSON lines, or Azure's CSV"
     parser.add_argument(name, type=Path, dest="trace", metavar="FILE", help=text)
     parser.add_argument("--agents", action="store_true", help="the scenario's made-up agents, at --rate")
     parser.add_argument("--arrivals", choices=list(ARRIVALS), default="poisson", help="(default: %(default)s)")
@@ -126,12 +126,13 @@ def pick_traffic(scenario: Scenario, args: argparse.Namespace) -> tuple[Agents |
 
 
 def read_rules(path: Path | None, scenario: Scenario) -> Rules:
-    """Return the rules of a file over the gateway's defaults, with the scenario's promises where it has none.
+    """Return the rules of a file over the gateway's defaults, with those of the scenario where it has none.
 
     Raises BadRules and BadSettings.
     """
-    promised = {"slo": {"ttft_s": scenario.ttft_s, "total_s": scenario.total_s}}
-    return build_rules(promised, {} if path is None else read_yaml(path)).stable
+    slo = {"ttft_s": scenario.ttft_s, "total_s": scenario.total_s}
+    own = {"slo": slo, "direct_wan_bound_s": scenario.direct_wan_bound_s}
+    return build_rules(own, {} if path is None else read_yaml(path)).stable
 
 
 def write_json(path: Path, value: Any) -> None:

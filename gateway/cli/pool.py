@@ -1,6 +1,7 @@
 """``pdd pool``: engines and links added, drained and removed while every gateway runs on."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from gateway.cli.writing import (
 )
 from gateway.config.document_store import DocumentStore
 from gateway.config.fleet_settings import BadSettings
-from gateway.config.settings import Settings
+from gateway.config.settings import Settings, link_name
 from gateway.fleet.topology import Topology, read_topology
 from gateway.operator.fleet import TopologyBody, drain, put_body, read_body, undrain
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     new.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON with `engines` and `links` lists; -: stdin")
     add("drain", "give engines no new requests; running ones go on to their end", "ID")
     add("undrain", "give engines requests again", "ID")
-    add("remove", "take engines or links (SOURCE->DEST) out; running requests go on to their end", "ID")
+    add("remove", "take engines or links (by name, else SOURCE->DEST) out; running requests go on to their end", "ID")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +59,8 @@ async def print_fleet(store: DocumentStore, args: argparse.Namespace) -> None:
 async def change(store: DocumentStore, args: argparse.Namespace) -> None:
     """Change the document as the subcommand says. Raises CannotOperate, Conflict."""
     body, version = await read_body(store)
+    if args.verb != "add":
+        await check_names(store, args, body)
     new = EDITS[args.verb](body, args)
     settings = read_settings(args)
     expected = version if args.expect_version is None else args.expect_version
@@ -68,14 +71,30 @@ async def change(store: DocumentStore, args: argparse.Namespace) -> None:
     await announce(store, document, args)
 
 
+async def check_names(store: DocumentStore, args: argparse.Namespace, body: TopologyBody) -> None:
+    """Refuse ids of which neither gateways, the document nor the configuration know. Raises CannotOperate."""
+    settings, told = read_settings(args), [ack.fleet for ack in await store.living() if ack.fleet]
+    if settings is None and not told:
+        print("no gateway process tells of its engines, and no --config is given: ids are not checked", file=sys.stderr)
+        return
+    known = {name for fleet in told for name in fleet} | set(body.get("draining", ()))
+    known |= {*body.get("engines", ()), *body.get("links", ())}
+    if settings is not None:
+        known |= {engine.id for engine in settings.engines} | {link_name(link) for link in settings.links}
+    unknown = [id_ for id_ in args.ids if id_ not in known]
+    if unknown and (told or settings is None or not settings.discovery):
+        kind = "link" if "->" in unknown[0] else "engine"
+        raise CannotOperate(f"there is no {kind} {unknown[0]!r}; there are {', '.join(sorted(known)) or 'none'}")
+
+
 def _add(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
     value = read_value(args.file)
     if not isinstance(value, dict) or not value or not value.keys() <= {"engines", "links"}:
         raise CannotOperate("the file must hold `engines` or `links`, or both, each a list")
     try:
         engines = {str(engine["id"]): engine for engine in value.get("engines") or ()}
-        links = {f"{link['source']}->{link['dest']}": link for link in value.get("links") or ()}
-    except (KeyError, TypeError):
+        links = {link.get("name") or f"{link['source']}->{link['dest']}": link for link in value.get("links") or ()}
+    except (AttributeError, KeyError, TypeError):
         raise CannotOperate("each engine needs an id, each link a source and a dest") from None
     return body | {
         "engines": body.get("engines", {}) | engines,
@@ -85,8 +104,10 @@ def _add(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
 
 
 def _remove(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
-    links = dict.fromkeys(id_ for id_ in args.ids if "->" in id_)
-    engines = dict.fromkeys(id_ for id_ in args.ids if "->" not in id_)
+    settings = read_settings(args)
+    named = {*body.get("links", ()), *(link_name(link) for link in (settings.links if settings else ()))}
+    links = dict.fromkeys(id_ for id_ in args.ids if "->" in id_ or id_ in named)
+    engines = dict.fromkeys(id_ for id_ in args.ids if id_ not in links)
     return body | {
         "engines": body.get("engines", {}) | engines,
         "links": body.get("links", {}) | links,
@@ -116,7 +137,7 @@ def describe(topology: Topology, settings: Settings | None) -> Iterator[str]:
     for id_ in topology.draining:
         if id_ not in engines | topology.engines:
             yield f"{id_}{_listed(['drains'])}"
-    links = {f"{link.source}->{link.dest}": link for link in settings.links} if settings else {}
+    links = {link_name(link): link for link in settings.links} if settings else {}
     for name, link in (links | topology.links).items():
         notes = ["removed" if link is None else "changed" if name in links else "added"]
         yield f"{name}{_listed(notes if name in topology.links else [])}"

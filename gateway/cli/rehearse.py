@@ -9,7 +9,7 @@ import msgspec
 from gateway.config.fleet_settings import BadSettings
 from gateway.config.rulebook import RuleBook
 from gateway.config.settings import Settings
-from gateway.fleet.build import find_kv_bytes
+from gateway.fleet.build import find_carriers, find_kv_bytes, links_of, read_terms
 from policies.eligibility import RequestFeatures, unsplittable_reason
 from policies.route import choose_plan
 from policies.rule_documents import DEFAULT
@@ -39,7 +39,10 @@ class TraceRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 def rehearse(settings: Settings, trace: Path, old: RuleBook, new: RuleBook) -> Iterator[str]:
     """Yield a line for each request whose plan would change, and a sum. Raises BadSettings."""
-    kv_bytes = {model.name: find_kv_bytes(number, model) for number, model in enumerate(settings.models)}
+    kv_bytes = {
+        model.name: find_kv_bytes(number, model, links_of(model, settings))
+        for number, model in enumerate(settings.models)
+    }
     count = changed = 0
     for number, row in read_trace(trace):
         count += 1
@@ -100,12 +103,13 @@ def _idle(settings: Settings, kv_bytes: Mapping[str, int], model: str, running: 
         )
         for one in settings.engines
     )
-    links = {(one.source, one.dest): LinkView(one.source, one.dest, one.rate_mbit * 125_000) for one in settings.links}
+    carriers = find_carriers(model, settings.links)
+    links = {(one.source, one.dest): LinkView(one.source, one.dest, one.rate_mbit * 125_000) for one in carriers}
     return Snapshot(
         instances=views,
         links=links,
         kv_bytes_per_token=kv_bytes[model],
-        kv_chunk_tokens=max((one.chunk_tokens for one in settings.links), default=1),
+        kv_chunk_tokens=max((read_terms(one).chunk_tokens for one in carriers), default=1),
         prefix_cache_effective=found.cache_effective,
         singular=UNUSED_BUDGET,
     )

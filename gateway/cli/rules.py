@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.auth.tenants import TENANT_KIND
 from gateway.cli.rehearse import rehearse
 from gateway.cli.writing import (
     REPLY_TIMEOUT_S,
@@ -24,6 +25,7 @@ from gateway.cli.writing import (
     describe_refusal,
     find_author,
     find_url,
+    find_wait_s,
     open_store,
     read_settings,
     read_value,
@@ -43,14 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the subcommands."""
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
-    def add(name: str, text: str, *, change: bool = False, file: str | None = None) -> argparse.ArgumentParser:
-        verb = verbs.add_parser(name, help=text, description=text)
+    def add(
+        name: str, text: str, *, change: bool = False, file: str | None = None, alias: str | None = None
+    ) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=text, description=text, aliases=[alias] if alias else [])
+        verb.set_defaults(verb=name)
         if file is not None:
             verb.add_argument("file", type=Path, nargs=file or None, metavar="FILE", help="YAML or JSON; -: stdin")
         verb.add_argument("--tenant", default=DEFAULT, metavar="NAME", help="whose document (default: everybody's)")
         add_place(verb)
         if change:
             add_change(verb)
+        if name in ("set", "edit"):
+            verb.add_argument("--anyway", action="store_true", help="also for a tenant that does not exist yet")
         return verb
 
     get = add("get", "print a document")
@@ -59,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("set", "put a file in force", change=True, file="")
     add("delete", "delete a tenant's document, or the default one", change=True)
     add("edit", "change a document in $EDITOR", change=True)
-    add("validate", "check a file, together with the documents that are there", file="")
+    add("validate", "check a file, together with the documents that are there", file="", alias="check")
     diff = add("diff", "compare a file, or the version before the newest, with the newest", file="?")
     diff.add_argument("--version", type=int, metavar="N", help="compare this version with the newest")
     add("history", "list a document's versions")
@@ -102,11 +109,20 @@ async def list_documents(store: DocumentStore, args: argparse.Namespace) -> None
 
 async def set_document(store: DocumentStore, args: argparse.Namespace) -> None:
     """Put a file in force."""
+    await check_tenant(store, args)
     await change(store, args, read_value(args.file), args.expect_version)
 
 
 async def delete_document(store: DocumentStore, args: argparse.Namespace) -> None:
     await change(store, args, None, args.expect_version)
+
+
+async def check_tenant(store: DocumentStore, args: argparse.Namespace) -> None:
+    """Refuse rules for nobody. Raises CannotOperate."""
+    if args.tenant != DEFAULT and not args.anyway and await store.get(TENANT_KIND, args.tenant) is None:
+        raise CannotOperate(
+            f"tenant {args.tenant} does not exist: `pdd tenant add {args.tenant}` makes it; or say --anyway"
+        )
 
 
 async def change(store: DocumentStore, args: argparse.Namespace, value: Any, expected: int | None) -> None:
@@ -136,6 +152,7 @@ def build(args: argparse.Namespace, documents: Sequence[Document]) -> RuleBook:
 async def edit_in_place(args: argparse.Namespace) -> None:
     """Let an editor change a document; the change holds only if nobody else changed it meanwhile."""
     async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S):
+        await check_tenant(store, args)
         document = await store.get(RULES, args.tenant)
     text = to_yaml(document.value) if document else "{}\n"
     path = await asyncio.to_thread(_write_temporary, text)
@@ -150,7 +167,7 @@ async def edit_in_place(args: argparse.Namespace) -> None:
         expected = args.expect_version
         if expected is None:
             expected = document.version if document else 0
-        async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S + (args.wait or 0.0)):
+        async with open_store(args) as store, asyncio.timeout(REPLY_TIMEOUT_S + find_wait_s(args)):
             await change(store, args, value, expected)
     await asyncio.to_thread(path.unlink)
 

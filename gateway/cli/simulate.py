@@ -1,13 +1,20 @@
 """``pdd simulate``: what a fleet would do with some traffic, in one region or two; and PDD's reported scenario."""
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import msgspec
+import uvloop
 
+from backends.errors import BackendError
+from gateway.cli.calibrate import RATE_PER_S as CALIBRATE_RATE_PER_S
+from gateway.cli.calibrate import REQUESTS as CALIBRATE_REQUESTS
+from gateway.cli.calibrate import calibrate
 from gateway.cli.planning import (
     add_hardware,
     add_traffic,
@@ -16,7 +23,10 @@ from gateway.cli.planning import (
     read_rules,
     write_json,
 )
+from gateway.cli.profile import CannotProfile
 from gateway.config.fleet_settings import BadSettings
+from gateway.demo.processes import DemoFailed
+from gateway.planning.calibration import print_calibration
 from gateway.planning.compare import Contender, compare_fleets, find_budget, make_contenders
 from gateway.planning.fleet_file import read_fleet
 from gateway.planning.page import comparison_page, paper_page
@@ -47,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--budget", type=float, metavar="COST", help="of each fleet, in prices of A (default: fits)")
     parser.add_argument("--rules", type=Path, metavar="FILE", help="rules, as `pdd rules set` takes them")
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="run the demo's engines under a small real load, simulate the same, and compare; --requests and --rate "
+        f"(default: {CALIBRATE_REQUESTS} at {CALIBRATE_RATE_PER_S}/s)",
+    )
     add_traffic(parser, "--trace")
     add_hardware(parser)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
@@ -55,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, print, write; the exit status."""
+    if args.calibrate:
+        return _calibrate(args)
     try:
         scenario = change_scenario(load_scenario(args.scenario), args)
         with open_workers(args.jobs, quiet=not sys.stderr.isatty()) as workers:
@@ -69,6 +87,21 @@ def run(args: argparse.Namespace) -> int:
     except (BadSettings, BadRules, OSError) as error:
         print(f"pdd simulate: {error}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _calibrate(args: argparse.Namespace) -> int:
+    console = make_console()
+    requests, rate = args.requests or CALIBRATE_REQUESTS, args.rate or CALIBRATE_RATE_PER_S
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            tables = runner.run(calibrate(requests, rate, args.seed or 1, console.log))
+        print_calibration(tables["calibration"], console)
+        if args.json is not None:
+            write_json(args.json, tables)
+    except (DemoFailed, BackendError, CannotProfile, httpx.HTTPError, OSError) as error:
+        print(f"pdd simulate: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -1,6 +1,7 @@
 """``pdd tenant``: who may ask at all."""
 
 import argparse
+import re
 from typing import Any
 
 import msgspec
@@ -16,6 +17,10 @@ from gateway.cli.writing import (
     run_on_store,
 )
 from gateway.config.document_store import Document, DocumentStore
+from policies.rule_documents import DEFAULT
+
+TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:-]{0,99}")
+"""Stands in logs, labels, headers of tables and names of documents."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 async def add_tenant(store: DocumentStore, args: argparse.Namespace) -> None:
     """Make a tenant known that was not."""
+    if TENANT_NAME.fullmatch(args.tenant) is None or args.tenant == DEFAULT:
+        raise CannotOperate(
+            f"{args.tenant!r} is no tenant's name: letters, digits and ._@:- (100 at most), and not `{DEFAULT}`, whose "
+            "rules are everybody's"
+        )
     if await store.get(TENANT_KIND, args.tenant) is not None:
         raise CannotOperate(f"tenant {args.tenant} exists")
     await put(store, args, TenantRecord(note=args.note), 0 if args.expect_version is None else args.expect_version)

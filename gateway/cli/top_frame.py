@@ -8,9 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gateway.cli.asking import plain, spell_bytes, spell_seconds
 from gateway.cli.top_state import Controls, WatchedState
-from gateway.operator.colours import ROLE_STYLES
+from gateway.operator.terminal import ROLE_STYLES, plain, spell_bytes, spell_seconds
 from gateway.operator.view import TOKENS
 
 BARS = " ▁▂▃▄▅▆▇█"

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import uvloop
 import yaml
@@ -53,7 +53,8 @@ def add_change(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=WAIT_S,
         metavar="SECONDS",
-        help="until every live gateway process has applied it, or say which has not (default: %(const)g s)",
+        help="how long until every live gateway process has applied it, or say which has not; 0: not at all (default: "
+        "%(const)g s)",
     )
 
 
@@ -102,17 +103,25 @@ def to_yaml(value: Any) -> str:
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
 
 
-async def announce(store: DocumentStore, document: Document, args: argparse.Namespace) -> None:
-    """Tell of a change, and wait for the processes where that is asked. Raises NotApplied."""
+def find_wait_s(args: argparse.Namespace) -> float:
+    """Say how long a change is waited for."""
+    wait_s: float | None = getattr(args, "wait", None)
+    return WAIT_S if wait_s is None else wait_s
+
+
+async def announce(
+    store: DocumentStore, document: Document, args: argparse.Namespace, out: TextIO | None = None
+) -> None:
+    """Tell of a change (on ``out``, else on stdout), and wait for the processes that live. Raises NotApplied."""
     verb = "deleted" if document.deleted else "set"
-    print(f"{document.kind} {document.name} {verb}: version {document.version}, revision {document.revision}")
-    if args.wait is None:
-        return
-    applied, behind = await wait_applied(store, document, args.wait)
-    for ack in applied:
-        print(f"applied by {describe_process(ack)}")
-    if not applied and not behind:
-        print("no gateway process is running")
+    lines = [f"{document.kind} {document.name} {verb}: version {document.version}, revision {document.revision}"]
+    behind: list[str] = []
+    if args.wait != 0:
+        applied, behind = await wait_applied(store, document, find_wait_s(args))
+        lines += [f"applied by {describe_process(ack)}" for ack in applied]
+        if args.wait and not applied and not behind:
+            lines.append("no gateway process is running")
+    print("\n".join(lines), file=out)
     if behind:
         raise NotApplied("\n".join(behind))
 
@@ -157,7 +166,7 @@ def run_on_store(name: str, args: argparse.Namespace, command: Command, limit_s:
 
     async def work() -> None:
         async with open_store(args) as store:
-            async with asyncio.timeout(limit_s and limit_s + (getattr(args, "wait", None) or 0.0)):
+            async with asyncio.timeout(limit_s and limit_s + find_wait_s(args)):
                 await command(store, args)
 
     return run_change(name, work)

@@ -97,7 +97,10 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class Ack(msgspec.Struct, frozen=True):
-    """What a live process says: up to which revision it has applied, and what it refused of that."""
+    """What a live process says: up to which revision it has applied, and what it refused of that.
+
+    ``fleet``: the ids of its engines and the names of its links.
+    """
 
     process: str
     host: str
@@ -105,6 +108,7 @@ class Ack(msgspec.Struct, frozen=True):
     epoch: str
     revision: int
     refusals: tuple[Refusal, ...] = ()
+    fleet: tuple[str, ...] = ()
 
 
 class AuditEntry(msgspec.Struct, frozen=True):

@@ -25,7 +25,14 @@ class ModelSettings(Section, frozen=True):
     """A model that clients may ask for."""
 
     name: Annotated[Name, Meta(description="Name in requests; the engines must serve it under the same name.")]
-    path: Annotated[str, Meta(min_length=1, description="Directory with tokenizer.json and the chat template.")]
+    path: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="Directory with tokenizer.json and the chat template. With `reader: engine` tiktoken.model "
+            "will do in place of the one, and the other may be missing.",
+        ),
+    ]
     context_tokens: Annotated[
         Count | None,
         Meta(
@@ -45,8 +52,8 @@ class ModelSettings(Section, frozen=True):
         Count | None,
         Meta(
             description="KV of one token in bytes, over all layers and ranks. null: computed from `config.json`, where "
-            "sliding windows and linear states do not count; give it where the KV store keeps windows for every token "
-            "(LMCache without ``--separate-object-groups``)."
+            "linear states do not count, and sliding windows only where links move them for every token, as LMCache "
+            "keeps them without `--separate-object-groups`."
         ),
     ] = None
     kv_dtype: Annotated[
@@ -88,6 +95,13 @@ class ModelSettings(Section, frozen=True):
             "main-decode engine's own chat API, and is not split. auto: where its config.json speaks of them."
         ),
     ] = "auto"
+    reuse_turns: Annotated[
+        bool,
+        Meta(
+            description="Whether a chat's prompt begins with the exact ids of its earlier turns, where its messages "
+            "still say the same (see Token-stable turns)."
+        ),
+    ] = True
     cache_effective: Annotated[bool, Meta(description="False: engines of this model never reuse a prefix.")] = True
     adapter: Annotated[
         bool | Literal["auto"],
@@ -185,6 +199,17 @@ class LinkSettings(Section, frozen=True):
 
     source: Annotated[Name, Meta(description="Region of the prefill instances.")]
     dest: Annotated[Name, Meta(description="Region of the main-decode instances.")]
+    name: Annotated[
+        Name | None,
+        Meta(description="Its name, where several links join the same regions. null: `SOURCE->DEST`."),
+    ] = None
+    models: Annotated[
+        Annotated[tuple[Name, ...], Meta(min_length=1)] | None,
+        Meta(
+            description="Whose KV it carries, of ``models``. null: that of all models that no other link between its "
+            "regions names."
+        ),
+    ] = None
     path: Annotated[
         Literal["bridge", "engine_pull", "prefetch", "nixl"],
         Meta(
@@ -223,17 +248,17 @@ class LinkSettings(Section, frozen=True):
         Positive, Meta(description="With nixl: how long P keeps KV that it lends (``kv_lease_duration``).")
     ] = 30.0
     world_size: Annotated[
-        Ranks,
+        Ranks | None,
         Meta(
-            description="Tensor-parallel ranks of the engines; those in `source` where `dest_world_size` is given. "
+            description="Tensor-parallel ranks of the engines in `source`; null: learnt, 1 until then. "
             "Models with multi-head latent attention have one copy whatever this says."
         ),
-    ] = 1
+    ] = None
     dest_world_size: Annotated[
         Ranks | None,
         Meta(
-            description="Tensor-parallel ranks of the engines in `dest`; null: as many as in `source`. Where they "
-            "differ the bridge regroups the KV heads of each chunk on its way; path bridge only."
+            description="Tensor-parallel ranks of the engines in `dest`; null: learnt, as many as in `source` until "
+            "then. Where they differ the bridge regroups the KV heads of each chunk on its way; path bridge only."
         ),
     ] = None
     kv_layout: Annotated[
@@ -245,34 +270,39 @@ class LinkSettings(Section, frozen=True):
         ),
     ] = "auto"
     separate_object_groups: Annotated[
-        bool,
+        bool | None,
         Meta(
             description="The LMCache servers run with `--separate-object-groups`: of sliding windows and linear states "
-            "only what the prompt's end needs is moved. Dialect lmcache-mp and path bridge only."
+            "only what the prompt's end needs is moved. Dialect lmcache-mp and path bridge only. null: learnt, false "
+            "until then."
         ),
-    ] = False
+    ] = None
     dialect: Annotated[
-        Literal["lmcache-mp", "lmcache"],
+        Literal["lmcache-mp", "lmcache"] | None,
         Meta(
             description="How the stores spell chunk keys. lmcache-mp: LMCache servers (LMCacheMPConnector). lmcache: "
-            "LMCache inside the engines; needs ``hash_seed``."
+            "LMCache inside the engines. null: learnt, lmcache-mp until then."
         ),
-    ] = "lmcache-mp"
+    ] = None
     hash_seed: Annotated[
         Annotated[int, Meta(ge=0, lt=1 << 32)] | Literal["no_vllm"] | None,
         Meta(
             description="Dialect lmcache, and only there: PYTHONHASHSEED of the vLLM processes, the same for all. "
-            "no_vllm: LMCache runs without vLLM, as in `pdd engine`."
+            "no_vllm: LMCache runs without vLLM, as in `pdd engine`. null: learnt where it is no_vllm, 0, 1 or 42; "
+            "others must be given."
         ),
     ] = None
-    chunk_tokens: Annotated[Count, Meta(description="Tokens per KV chunk, as the engines' LMCache has it.")] = 256
+    chunk_tokens: Annotated[
+        Count | None,
+        Meta(description="Tokens per KV chunk, as the engines' LMCache has it. null: learnt, 256 until then."),
+    ] = None
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16", "uint8", "fp8_e4m3fn"],
+        Literal["float32", "bfloat16", "float16", "uint8", "fp8_e4m3fn"] | None,
         Meta(
             description="Element type of the KV, which is part of the keys in dialect lmcache. KV in fp8 is stored as "
-            "uint8 or as fp8_e4m3fn."
+            "uint8 or as fp8_e4m3fn. null: learnt, bfloat16 until then."
         ),
-    ] = "bfloat16"
+    ] = None
     rate_mbit: Annotated[Positive, Meta(description="Rate to assume until one is measured, in Mbit/s.")] = 1000.0
 
 

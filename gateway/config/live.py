@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -80,6 +80,8 @@ class LiveDocuments:
         self._tasks = TaskSet()
         self._due = asyncio.Event()
         self._contact_s: float | None = None
+        self.list_fleet: Callable[[], Iterable[str]] = tuple
+        """Names the engines and links of this process."""
         self.epoch = ""
         self.revision = 0
 
@@ -218,7 +220,8 @@ class LiveDocuments:
         reader.applied, reader.refused, reader.refusal = state, None, None
 
     def _ack(self) -> Ack:
-        return Ack(self._process, self._host, os.getpid(), self.epoch, self.revision, self.refusals)
+        fleet = tuple(self.list_fleet())
+        return Ack(self._process, self._host, os.getpid(), self.epoch, self.revision, self.refusals, fleet)
 
     async def _listen(self) -> None:
         """Look at every notice. A subscription that ended, or that a look was ahead of, is made anew."""

@@ -1,7 +1,9 @@
 """The gateway's configuration file: read once, checked whole, refused with the key's name."""
 
 import ipaddress
+import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -145,6 +147,18 @@ class TraceSettings(Section, frozen=True):
     ] = 200_000
 
 
+class ResponseSettings(Section, frozen=True):
+    """Responses that are kept for `previous_response_id` and `GET /v1/responses/{id}`."""
+
+    keep_s: Annotated[
+        Count | None,
+        Meta(
+            description="How long, in seconds. They stand in Redis, sealed with the secret of `auth`, which is needed. "
+            "null: none are kept."
+        ),
+    ] = None
+
+
 class Settings(Section, frozen=True):
     """The whole file."""
 
@@ -173,6 +187,7 @@ class Settings(Section, frozen=True):
     admission: AdmissionSettings = AdmissionSettings()
     admin: AdminSettings = AdminSettings()
     trace: TraceSettings = TraceSettings()
+    responses: ResponseSettings = ResponseSettings()
     otlp_endpoint: Annotated[
         ApiUrl | None,
         Meta(
@@ -231,6 +246,9 @@ class Settings(Section, frozen=True):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+MOST_YAML_VALUES = 1_000_000
+
+
 def load_settings(path: Path) -> Settings:
     """Read a YAML (or JSON) file. Raises BadSettings."""
     return parse_settings(read_yaml(path))
@@ -247,11 +265,25 @@ def load_rules(path: Path) -> Rules:
 def read_yaml(path: Path) -> Any:
     """Return what a YAML (or JSON) file holds. Raises BadSettings."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        value = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadSettings(f"cannot read {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise BadSettings(f"{path} is not valid YAML: {error}") from None
+    if count_values(value, {}) > MOST_YAML_VALUES:
+        raise BadSettings(f"{path} holds more than {MOST_YAML_VALUES} values, its aliases resolved, or itself")
+    return value
+
+
+def count_values(value: Any, counted: dict[int, float]) -> float:
+    """Count the values in a value, as often as they are reached; one that holds itself has no end."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in counted:
+        counted[id(value)] = math.inf
+        entries = [*value, *value.values()] if isinstance(value, dict) else value
+        counted[id(value)] = 1 + sum(count_values(entry, counted) for entry in entries)
+    return counted[id(value)]
 
 
 def parse_settings(raw: Any) -> Settings:
@@ -339,7 +371,6 @@ def check_references(settings: Settings) -> None:
     """Check that names lead to something, and that nothing stands twice. Raises BadSettings."""
     models = _unique("models[].name", [model.name for model in settings.models])
     _unique("engines[].id", [engine.id for engine in settings.engines])
-    _unique("links[]", [f"{link.source}->{link.dest}" for link in settings.links])
     for number, engine in enumerate(settings.engines):
         if engine.model not in models:
             raise BadSettings(f"engines[{number}].model: {engine.model!r} is not in models")
@@ -351,10 +382,31 @@ def check_references(settings: Settings) -> None:
         for key in ("source", "dest"):
             if getattr(link, key) not in regions:
                 raise BadSettings(f"links[{number}].{key}: no engine is in region {getattr(link, key)!r}")
-        _check_link(f"links[{number}]", link)
+        _check_link(f"links[{number}]", link, learns=settings.canary_interval_s > 0)
+    _check_carried(settings.links, models)
 
 
-def _check_link(where: str, link: LinkSettings) -> None:
+def link_name(link: LinkSettings) -> str:
+    """Return what documents, logs and metrics call a link."""
+    return link.name or f"{link.source}->{link.dest}"
+
+
+def _check_carried(links: Sequence[LinkSettings], models: set[str]) -> None:
+    """Check that between two regions one link at most is for a model."""
+    _unique("links[].name", [link_name(link) for link in links])
+    taken: dict[tuple[str, str, str | None], str] = {}
+    for number, link in enumerate(links):
+        for model in link.models or (None,):
+            if model is not None and model not in models:
+                raise BadSettings(f"links[{number}].models: {model!r} is not in models")
+            other = taken.setdefault((link.source, link.dest, model), link_name(link))
+            if other != link_name(link):
+                which = "all other models" if model is None else f"{model!r}"
+                raise BadSettings(f"links[{number}].models: {other} between the same regions is for {which}, too")
+
+
+def _check_link(where: str, link: LinkSettings, learns: bool) -> None:
+    """``learns``: canaries are sent, of which the link learns what is not given."""
     for key, path in (("bridge", "bridge"), ("cache_server", "prefetch")):
         is_given = getattr(link, key) is not None
         if is_given != (link.path == path):
@@ -362,21 +414,22 @@ def _check_link(where: str, link: LinkSettings) -> None:
     for key in ("bridge_workers", "bridge_key_env"):
         if link.path != "bridge" and getattr(link, key):
             raise BadSettings(f"{where}.{key}: path {link.path} has no bridge")
-    if link.path != "bridge" and link.dest_world_size not in (None, link.world_size):
+    dialect, is_regrouping = link.dialect or "lmcache-mp", link.dest_world_size not in (None, link.world_size or 1)
+    if link.path != "bridge" and is_regrouping:
         raise BadSettings(f"{where}.dest_world_size: path {link.path} does not regroup KV heads, only path bridge does")
-    if link.separate_object_groups and (link.path, link.dialect) != ("bridge", "lmcache-mp"):
+    if link.separate_object_groups and (link.path, dialect) != ("bridge", "lmcache-mp"):
         raise BadSettings(f"{where}.separate_object_groups: only path bridge with dialect lmcache-mp has object groups")
-    if link.separate_object_groups and link.dest_world_size not in (None, link.world_size):
+    if link.separate_object_groups and is_regrouping:
         raise BadSettings(f"{where}.dest_world_size: chunks in object groups are not regrouped")
-    if link.dialect == "lmcache" and link.kv_layout == "packed":
+    if dialect == "lmcache" and link.kv_layout == "packed":
         raise BadSettings(f"{where}.kv_layout: LMCache inside the engines (dialect lmcache) knows split only")
-    if link.dialect == "lmcache-mp" and link.hash_seed is not None:
+    if dialect == "lmcache-mp" and link.hash_seed is not None:
         raise BadSettings(f"{where}.hash_seed: dialect lmcache-mp has none")
-    if link.dialect == "lmcache" and link.hash_seed is None:
+    if dialect == "lmcache" and link.hash_seed is None and not (learns and link.path == "bridge"):
         raise BadSettings(
-            f"{where}.hash_seed: dialect lmcache needs it. LMCache inside vLLM chains its keys from PYTHONHASHSEED, or "
-            "from a random number where that is not set: start all engines with the same one and give it here, or use "
-            "LMCache servers (dialect lmcache-mp)"
+            f"{where}.hash_seed: dialect lmcache needs it where no canaries over a bridge learn it. LMCache inside "
+            "vLLM chains its keys from PYTHONHASHSEED, or from a random number where that is not set: start all "
+            "engines with the same one and give it here, or use LMCache servers (dialect lmcache-mp)"
         )
 
 

@@ -5,6 +5,8 @@ import asyncio
 import os
 import signal
 import sys
+import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 
 import httpx
@@ -21,6 +23,7 @@ from gateway.app import Gateway, open_gateway
 from gateway.config.settings import parse_settings
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, run_cluster
 from gateway.demo.processes import DemoFailed
+from gateway.demo.progress import ScenarioProgress
 from gateway.demo.report import print_answer, print_explain, print_table, print_usage
 from gateway.demo.scenarios import ScenarioStage, measure_rtt, run_scenarios, user, warm_up
 from gateway.http.edge import EdgeProtocol
@@ -43,7 +46,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens", type=int, help="tokens in each answer; default: as many as RLD makes while the KV crosses, and more"
     )
+    parser.add_argument(
+        "--browser",
+        action=argparse.BooleanOptionalAction,
+        default=has_desktop(os.environ, sys.stdout.isatty()),
+        help="open the operator's page when all is ready (default: where there is a desktop)",
+    )
     parser.add_argument("--die-with-parent", action="store_true", help="end when the starting process ends")
+
+
+def has_desktop(environment: Mapping[str, str], at_terminal: bool) -> bool:
+    """Whether somebody sits before a screen that a browser can open on."""
+    return at_terminal and any(environment.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +104,8 @@ async def _show(
     console.print("[dim]warming up[/dim]")
     warm = await warm_up(base_url)
     tokens = args.tokens or outlast_transfer(args, gateway.service.models[MODEL].kv_bytes_per_token, warm.quick_itl_s)
-    stage = ScenarioStage(cluster, gateway, base_url, lambda name: console.print(f"[dim]running: {name}[/dim]"))
+    progress = ScenarioProgress(console, cluster.wan_bytes)
+    stage = ScenarioStage(cluster, gateway, base_url, progress.watch)
     runs = await run_scenarios(stage, args.words, tokens)
     print_table(console, runs, rtt_s)
     print_answer(console, runs["catch_up"])
@@ -109,6 +124,8 @@ async def _show(
         (cluster.folder / REQUEST).write_bytes(msgspec.json.encode(request))
         print_explain(console, cluster.folder / CONFIG, cluster.folder / REQUEST)
         console.print("Serving until Ctrl-C.")
+        if args.browser:
+            await asyncio.to_thread(webbrowser.open, f"{base_url}/ui#playground")
         await stop.wait()
     return 0 if identical else 1
 

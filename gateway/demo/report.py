@@ -1,5 +1,6 @@
 """What the demo prints."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -7,14 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from gateway.demo.scenarios import ScenarioRun
-from gateway.operator.colours import ROLE_STYLES
+from gateway.operator.terminal import ROLE_STYLES, plain
 
+BEFORE_JOINT, AFTER_JOINT = 300, 400
+"""Characters of an answer that are shown at a joint."""
 TITLES = {
     "naive": "naive: MD makes every token, after the KV has crossed",
-    "one_shot": "relay, one-shot hand-off",
-    "fused": "relay, P writes on itself",
-    "catch_up": "relay, catch-up hand-off",
-    "second_turn": "second turn of that conversation",
+    "one_shot": "one shot: RLD writes meanwhile, then MD goes on",
+    "fused": "fused: P itself writes meanwhile, then MD goes on",
+    "catch_up": "catch up: RLD writes meanwhile, and MD follows in rounds",
+    "second_turn": "second turn: MD has the conversation's KV",
 }
 
 
@@ -31,11 +34,11 @@ def print_table(console: Console, runs: dict[str, ScenarioRun], rtt_s: float) ->
         "P / RLD / MD",
         "WAN MB",
     ):
-        table.add_column(name, justify="left" if name in ("scenario", "plan") else "right")
+        table.add_column(name, justify="left" if name in ("scenario", "plan") else "right", no_wrap=True)
     for name, run in runs.items():
         table.add_row(
-            TITLES[name],
-            f"{run.plan} ({run.reason})",
+            name.replace("_", " "),
+            f"{run.plan} ({run.reason.replace('_', ' ')})",
             str(run.prompt_tokens),
             f"{run.ttft_s:.2f}",
             f"{run.second_token_s * 1000:.0f}",
@@ -48,15 +51,29 @@ def print_table(console: Console, runs: dict[str, ScenarioRun], rtt_s: float) ->
 
 
 def print_answer(console: Console, run: ScenarioRun) -> None:
-    """The text, coloured by who made it."""
-    text = Text()
-    for role, piece in run.pieces:
-        text.append(piece, style=ROLE_STYLES.get(role, ""))
-    legend = Text()
-    for role, colour in ROLE_STYLES.items():
-        legend.append(f" {role} ", style=colour)
-    console.print("The catch-up answer by role:", legend)
-    console.print(text)
+    """The text around its joints, coloured by who made it."""
+    legend = Text(" ").join(Text(role, colour) for role, colour in ROLE_STYLES.items())
+    told = Text.assemble("The catch-up answer by who made it, ", legend, ", around its joints. ")
+    told.append("It is made to go on beyond its end, to be long enough.", "dim")
+    console.print(told)
+    console.print(around_joints(run.pieces))
+
+
+def around_joints(pieces: Sequence[tuple[str, str]]) -> Text:
+    """Return a text by role with what lies far from any joint left out."""
+    text, joints = Text(), []
+    for at, (role, piece) in enumerate(pieces):
+        if at and pieces[at - 1][0] != role:
+            joints.append(len(text))
+        text.append(plain(piece).replace("\n", " "), ROLE_STYLES.get(role, ""))
+    shown, end = Text(), 0
+    for joint in joints or [0]:
+        start = max(end, joint - BEFORE_JOINT)
+        if start > end:
+            shown.append(" [...] ", "dim")
+        end = max(end, min(len(text), joint + AFTER_JOINT))
+        shown.append_text(text[start:end])
+    return shown.append(" [...]", "dim") if end < len(text) else shown
 
 
 def print_usage(console: Console, base_url: str, model: str, words: int) -> None:

@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,12 +117,12 @@ class ScenarioRun:
 
 @dataclass(frozen=True, slots=True)
 class ScenarioStage:
-    """Where scenarios are played. ``progress`` is told the name of each."""
+    """Where scenarios are played. ``watch`` is entered with the name of each, and what its answer brings."""
 
     cluster: Cluster
     gateway: Gateway
     base_url: str
-    progress: Callable[[str], None]
+    watch: Callable[[str, ScenarioRun], AbstractAsyncContextManager[None]]
 
 
 async def run_scenarios(stage: ScenarioStage, words: int, tokens: int) -> dict[str, ScenarioRun]:
@@ -129,17 +130,18 @@ async def run_scenarios(stage: ScenarioStage, words: int, tokens: int) -> dict[s
     runs: dict[str, ScenarioRun] = {}
 
     async def measure(name: str, rules: dict[str, Any], messages: list[ChatTurn]) -> ScenarioRun:
-        stage.progress(name)
-        stage.gateway.rulebook.replace(parse_rules(rules))
-        before, kv_before = await stage.cluster.wan_bytes(), await stage.cluster.store_bytes()
-        cached_before = await stage.cluster.taken_from_store("md1")
-        run = runs[name] = await stream_chat(stage.base_url, MODEL, messages, tokens)
-        await stage.gateway.aligner.drained()
-        run.wan_bytes = await stage.cluster.wan_bytes() - before
-        run.kv_bytes = await stage.cluster.store_bytes() - kv_before
-        run.md_cached_tokens = await stage.cluster.taken_from_store("md1") - cached_before
-        alone = await run_alone(stage.cluster.children["p1"].url, MODEL, run.prompt_ids, tokens)
-        run.identical = alone == run.ids
+        run = runs[name] = ScenarioRun()
+        async with stage.watch(name, run):
+            stage.gateway.rulebook.replace(parse_rules(rules))
+            before, kv_before = await stage.cluster.wan_bytes(), await stage.cluster.store_bytes()
+            cached_before = await stage.cluster.taken_from_store("md1")
+            await stream_chat(stage.base_url, MODEL, messages, tokens, run)
+            await stage.gateway.aligner.drained()
+            run.wan_bytes = await stage.cluster.wan_bytes() - before
+            run.kv_bytes = await stage.cluster.store_bytes() - kv_before
+            run.md_cached_tokens = await stage.cluster.taken_from_store("md1") - cached_before
+            alone = await run_alone(stage.cluster.children["p1"].url, MODEL, run.prompt_ids, tokens)
+            run.identical = alone == run.ids
         return run
 
     for seed, name, rules in ((1, "naive", NAIVE), (2, "one_shot", ONE_SHOT), (4, "fused", FUSED)):
@@ -154,15 +156,19 @@ async def run_scenarios(stage: ScenarioStage, words: int, tokens: int) -> dict[s
 
 async def warm_up(base_url: str) -> ScenarioRun:
     """The first steps of an engine are slow; nobody shall measure them."""
-    return await stream_chat(base_url, MODEL, [user(long_prompt(999, 150))], 64)
+    run = ScenarioRun()
+    await stream_chat(base_url, MODEL, [user(long_prompt(999, 150))], 64, run)
+    return run
 
 
 def user(content: str) -> ChatTurn:
     return {"role": "user", "content": content}
 
 
-async def stream_chat(base_url: str, model: str, messages: Sequence[ChatTurn], max_tokens: int) -> ScenarioRun:
-    """Ask the gateway as any client would, with the trace on. Raises httpx.HTTPError."""
+async def stream_chat(
+    base_url: str, model: str, messages: Sequence[ChatTurn], max_tokens: int, run: ScenarioRun
+) -> None:
+    """Ask the gateway as any client would, with the trace on; ``run`` takes what comes. Raises httpx.HTTPError."""
     body = {
         "model": model,
         "messages": messages,
@@ -173,7 +179,7 @@ async def stream_chat(base_url: str, model: str, messages: Sequence[ChatTurn], m
         "return_token_ids": True,
         "stream_options": {"include_usage": True},
     }
-    run = ScenarioRun(sent_s=time.perf_counter())
+    run.sent_s = time.perf_counter()
     async with (
         httpx.AsyncClient(timeout=httpx.Timeout(300.0)) as client,
         client.stream("POST", f"{base_url}/v1/chat/completions", json=body, headers={"x-pdd-trace": "1"}) as response,
@@ -186,7 +192,6 @@ async def stream_chat(base_url: str, model: str, messages: Sequence[ChatTurn], m
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
                 _note(run, orjson.loads(line[6:]), time.perf_counter())
-    return run
 
 
 def _note(run: ScenarioRun, chunk: dict[str, Any], now_s: float) -> None:

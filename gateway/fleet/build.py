@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.engines.cache_bound import CacheBoundEngine
@@ -15,16 +16,18 @@ from backends.kv.lmcache import CacheServer
 from backends.kv.prefetch import PrefetchPath
 from backends.kv.pull import EnginePull, NixlPull
 from backends.kv.subscriber import EventSource
-from backends.types import HeadLayout, KvShape
+from backends.types import KvShape
 from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings, ModelSettings
-from gateway.config.settings import Settings, find_url, read_key
+from gateway.config.settings import Settings, find_url, link_name, read_key
 from gateway.fleet.curves import BadCurve, read_curve
 from gateway.fleet.kv_layers import KvSizeUnknown
 from gateway.fleet.kv_size import KvSize, find_groups, find_shape, size_kv
+from gateway.fleet.kv_terms import KvBook, KvTerms
 from gateway.fleet.links import Link, MeasuredPath
 from gateway.fleet.pools import Instance, InstanceSpec, ModelFacts, Pools
 from gateway.index.types import CacheSpec
-from gateway.text.model import REASONING_FIELDS, ModelDirectoryError, ServedModel, load_model, read_json
+from gateway.text.model import REASONING_FIELDS, ServedModel, load_model, read_json
+from gateway.text.token_files import ModelDirectoryError
 from policies.types import Role
 
 log = logging.getLogger(__name__)
@@ -46,6 +49,7 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
                 reasoning_parser=model.reasoning_parser,
                 tool_parser=model.tool_parser,
                 context_tokens=model.context_tokens,
+                by_engine=model.reader == "engine",
             )
         except ModelDirectoryError as error:
             raise BadSettings(f"models[{number}].path: {error}") from None
@@ -53,7 +57,17 @@ def load_models(settings: Settings) -> dict[str, ServedModel]:
             loaded,
             takes_media=loaded.takes_media if model.media == "auto" else model.media,
             reasoning_fields=REASONING_FIELDS & {model.reasoning_field} or REASONING_FIELDS,
+            reuses_turns=model.reuse_turns,
         )
+        if (told := loaded.context.excess_over) is not None:
+            log.warning(
+                "models[%d].context_tokens: %s is given and used, but config.json of %s tells %d: engines that are not "
+                "started for more refuse such prompts",
+                number,
+                model.context_tokens,
+                model.name,
+                told,
+            )
         if loaded.offers_tools and not loaded.parsers.reads_tools and not model.tool_parser:
             log.warning(
                 "models[%d]: the template of %s offers tools, and how it spells calls is not known: they stay text. "
@@ -68,12 +82,12 @@ def model_facts(settings: Settings, served: Mapping[str, ServedModel]) -> dict[s
     """What plans need to know of each model. Raises BadSettings."""
     return {
         model.name: ModelFacts(
-            find_kv_bytes(number, model),
+            find_kv_bytes(number, model, links_of(model, settings)),
             served[model.name].context,
             model.cache_effective,
             model.kv_name or model.name,
-            find_kv_shape(model, _links_of(model, settings)),
-            find_kv_groups(model, _links_of(model, settings)),
+            find_kv_shape(model, links_of(model, settings)),
+            find_kv_groups(model, links_of(model, settings)),
         )
         for number, model in enumerate(settings.models)
     }
@@ -87,15 +101,22 @@ def find_kv_groups(model: ModelSettings, links: Sequence[LinkSettings]) -> tuple
         for link in links:
             if link.separate_object_groups:
                 raise BadSettings(
-                    f"links[{link.source}->{link.dest}].separate_object_groups: the groups of {model.name} do not "
+                    f"links[{link_name(link)}].separate_object_groups: the groups of {model.name} do not "
                     f"follow from its config.json: {error}"
                 ) from None
         return (None,)
 
 
-def _links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
+def links_of(model: ModelSettings, settings: Settings) -> list[LinkSettings]:
     regions = {engine.region for engine in settings.engines if engine.model == model.name}
-    return [link for link in settings.links if {link.source, link.dest} <= regions]
+    return [link for link in find_carriers(model.name, settings.links) if {link.source, link.dest} <= regions]
+
+
+def find_carriers(model: str, links: Sequence[LinkSettings]) -> list[LinkSettings]:
+    """Return the links that carry a model's KV: its own, and where regions have none those that name no models."""
+    own = [link for link in links if model in (link.models or ())]
+    routes = {(link.source, link.dest) for link in own}
+    return own + [link for link in links if link.models is None and (link.source, link.dest) not in routes]
 
 
 def find_kv_shape(model: ModelSettings, links: Sequence[LinkSettings]) -> KvShape | None:
@@ -111,23 +132,25 @@ def find_kv_shape(model: ModelSettings, links: Sequence[LinkSettings]) -> KvShap
     except (KvSizeUnknown, ModelDirectoryError) as error:
         shape, why = None, str(error)
     for link in links:
-        if link.dest_world_size in (None, link.world_size) or (shape is not None and shape.layout == "latent"):
+        kv = read_terms(link)
+        if kv.dest_world_size in (None, kv.world_size) or (shape is not None and shape.layout == "latent"):
             continue
         if shape is None:
             raise BadSettings(
-                f"links[{link.source}->{link.dest}].dest_world_size: the KV of {model.name} cannot be regrouped: {why}"
+                f"links[{link_name(link)}].dest_world_size: the KV of {model.name} cannot be regrouped: {why}"
             )
         try:
-            plan_lots(shape, link.chunk_tokens, link.world_size, link.dest_world_size)
+            plan_lots(shape, kv.chunk_tokens, kv.world_size, kv.dest_world_size)
         except LayoutRefused as error:
-            raise BadSettings(
-                f"links[{link.source}->{link.dest}].dest_world_size: model {model.name}: {error}"
-            ) from None
+            raise BadSettings(f"links[{link_name(link)}].dest_world_size: model {model.name}: {error}") from None
     return shape
 
 
-def find_kv_bytes(number: int, model: ModelSettings) -> int:
-    """Bytes of KV that plans count for a token: as given, else as config.json has it. Raises BadSettings."""
+def find_kv_bytes(number: int, model: ModelSettings, links: Sequence[LinkSettings] = ()) -> int:
+    """Bytes of KV that plans count for a token: as given, else as config.json has it. Raises BadSettings.
+
+    LMCache keeps windowed layers for every token, unless its groups are separate; all ``links`` but NIXL's move its KV.
+    """
     try:
         size = size_kv(read_json(Path(model.path) / "config.json", needed=True), model.kv_dtype)
     except (KvSizeUnknown, ModelDirectoryError) as error:
@@ -139,13 +162,15 @@ def find_kv_bytes(number: int, model: ModelSettings) -> int:
     if model.kv_bytes_per_token is not None:
         _compare(number, model.kv_bytes_per_token, size)
         return model.kv_bytes_per_token
-    if not size.planned_bytes:
+    moves_all = any(link.path != "nixl" and not link.separate_object_groups for link in links)
+    planned_bytes = size.unwindowed_bytes if moves_all else size.planned_bytes
+    if not planned_bytes:
         raise BadSettings(
             f"models[{number}].kv_bytes_per_token: no layer of config.json keeps tokens, only states: there is nothing "
             "to plan a transfer by, so give what the KV store keeps for a token"
         )
-    log.info("models[%d]: %d bytes of KV a token, %d a sequence", number, size.planned_bytes, size.fixed_bytes)
-    return size.planned_bytes
+    log.info("models[%d]: %d bytes of KV a token, %d a sequence", number, planned_bytes, size.fixed_bytes)
+    return planned_bytes
 
 
 def _compare(number: int, given: int, size: KvSize) -> None:
@@ -226,11 +251,21 @@ def build_cache_spec(instance: Instance, engine: EngineSettings) -> CacheSpec:
     )
 
 
-def layout_of(link: LinkSettings) -> HeadLayout:
-    """How the chunks of a link hold heads."""
-    if link.kv_layout != "auto":
-        return link.kv_layout
-    return "split" if link.dialect == "lmcache" else "packed"
+def read_terms(link: LinkSettings) -> KvTerms:
+    """What settings say of the KV on a link; defaults, which are not pinned, where they are silent."""
+    said = {
+        "dialect": link.dialect,
+        "chunk_tokens": link.chunk_tokens,
+        "dtype": link.dtype,
+        "world_size": link.world_size,
+        "dest_world_size": link.dest_world_size,
+        "has_groups": link.separate_object_groups,
+    }
+    pins: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    if link.hash_seed is not None:
+        pins["hash_seed"] = None if link.hash_seed == "no_vllm" else link.hash_seed
+    layout = None if link.kv_layout == "auto" else link.kv_layout
+    return KvTerms(**pins, layout=layout, pinned=frozenset(pins))
 
 
 def build_link(link: LinkSettings, pools: Pools) -> Link:
@@ -239,27 +274,16 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
     Raises BadSettings.
     """
     path: MeasuredPath
-    seed = None if link.hash_seed == "no_vllm" else link.hash_seed
     if link.bridge is not None:
-        key = read_key(f"links[{link.source}->{link.dest}].bridge_key_env", link.bridge_key_env)
+        key = read_key(f"links[{link_name(link)}].bridge_key_env", link.bridge_key_env)
         urls = [link.bridge, *link.bridge_workers]
         bridges = [
-            BridgePath(
-                url,
-                dtype=link.dtype,
-                world_size=link.world_size,
-                dest_world_size=link.dest_world_size,
-                layout=layout_of(link),
-                separate_groups=link.separate_object_groups,
-                part=(number, len(urls)) if len(urls) > 1 else None,
-                key=key,
-                hash_seed=seed,
-            )
+            BridgePath(url, part=(number, len(urls)) if len(urls) > 1 else None, key=key)
             for number, url in enumerate(urls)
         ]
         path = FannedPath(bridges) if len(bridges) > 1 else bridges[0]
     elif link.cache_server is not None:
-        path = PrefetchPath(CacheServer(link.cache_server), world_size=link.world_size)
+        path = PrefetchPath(CacheServer(link.cache_server))
     else:
         pull = NixlPull if link.path == "nixl" else EnginePull
         path = pull(lambda id_: pools[id_].engine)
@@ -268,14 +292,10 @@ def build_link(link: LinkSettings, pools: Pools) -> Link:
         link.source,
         link.dest,
         path,
-        link.dialect,
-        link.chunk_tokens,
+        KvBook(read_terms(link)),
         rate_bytes_per_s,
         lease_s=link.lease_s,
         lends=link.relay_kv == "nixl",
-        dtype=link.dtype,
-        world_size=link.world_size,
-        dest_world_size=link.dest_world_size,
-        has_groups=link.separate_object_groups,
-        hash_seed=seed,
+        given_name=link.name,
+        models=None if link.models is None else frozenset(link.models),
     )

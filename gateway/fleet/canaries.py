@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from backends.errors import BackendError
 from gateway.errors import reason_of
@@ -60,7 +61,8 @@ class CanaryWatch:
     """One round when engine processes are new, and one each ``interval_s``.
 
     ``find_crossing`` gives the KV path for a model between the regions of a P and a decode instance, None within one
-    region. Raises NoWay. ``least_tokens`` tells what canaries must be longer than for their KV to move and to be used.
+    region. Raises NoWay. ``least_tokens`` tells what a model's canaries must be longer than for their KV to move and
+    to be used.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class CanaryWatch:
         models: Mapping[str, ServedModel],
         pools: Pools,
         find_crossing: Callable[[str, Instance, Instance], CanaryPath | None],
-        least_tokens: Callable[[], int],
+        least_tokens: Callable[[str], int],
         interval_s: float,
         metrics: Metrics,
         trust: KvTrust,
@@ -243,9 +245,9 @@ class CanaryWatch:
         self, model: ServedModel, prefill: Instance, decode: Instance, crossing: CanaryPath
     ) -> CanaryPath | None:
         """Leave out of the canary's way what the two engines' stores contradict; None: nothing shall cross."""
-        read = await read_pair(lambda: self._make_prompt(model), prefill, decode, crossing)
+        read = await read_pair(partial(self._make_prompt, model), prefill, decode, crossing)
         route, wrong, unsalted = crossing.link.route, read.contradictions(), read.lost_salts()
-        if read.prefill is not None and not crossing.link.has_groups:
+        if read.prefill is not None and not crossing.kv.has_groups:
             token_bytes = read.prefill.bytes_of_token(read.terms.heads)
             if token_bytes is not None:
                 self._sizes.note(model.name, crossing.kv_bytes_per_token, token_bytes)
@@ -302,8 +304,8 @@ class CanaryWatch:
                 log.error("%s mixes up cache salts: tenants with KV of their own keep away from it", instance.spec.id)
             instance.leaks_salts = leak
 
-    def _make_prompt(self, model: ServedModel) -> list[int]:
-        return make_prompt(model, self._least_tokens())
+    def _make_prompt(self, model: ServedModel, wished_tokens: int = 0) -> list[int]:
+        return make_prompt(model, self._least_tokens(model.name), wished_tokens)
 
     def _apply(self, model: str) -> None:
         instances = {instance.spec.id: instance for instance in self._pools.of_model(model)}

@@ -11,8 +11,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import uuid4
 
-from backends.types import KvShape, LegChunk, LegRequest, Sampling, StoreSide, TransferRequest
+from backends.types import KvShape, LegChunk, LegRequest, Sampling, StoreSide
 from gateway.fleet.kv_reading import LinkTerms
+from gateway.fleet.kv_terms import KvTerms
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance
 from gateway.text.model import ServedModel
@@ -31,13 +32,14 @@ _GREEDY = Sampling(temperature=0.0, repetition_penalty=1.0, ignore_eos=True)
 
 @dataclass(frozen=True, slots=True)
 class CanaryPath:
-    """The link between the regions of a pair, and the stores' name of the model.
+    """The link between the regions of a pair, and the stores' name of a model.
 
     ``first_chunk_s``: how long after P's end the first chunk of its KV may take to come to its store. ``is_salted``:
     requests to the model may have salts.
     """
 
     link: Link
+    model: str
     kv_name: str
     first_chunk_s: float
     kv_bytes_per_token: int
@@ -45,9 +47,14 @@ class CanaryPath:
     kv_shape: KvShape | None = None
     kv_groups: tuple[int | None, ...] = (None,)
 
+    @property
+    def kv(self) -> KvTerms:
+        """How the link names and cuts the model's KV now."""
+        return self.link.kv.of(self.model)
+
     def terms(self, side: StoreSide) -> LinkTerms:
         """What the link takes for granted of the KV in one of the stores."""
-        return self.link.terms(side, self.kv_name, self.kv_shape, len(self.kv_groups))
+        return self.kv.at(side, self.kv_name, self.kv_shape, len(self.kv_groups))
 
 
 class CanaryUnread(Exception):
@@ -63,11 +70,15 @@ class CanaryUnseen(Exception):
     """P's KV never came to its store under the keys that were looked for."""
 
 
-def make_prompt(model: ServedModel, least_tokens: int) -> list[int]:
-    """Return more than ``least_tokens`` ids that no engine has seen: no cache knows them, and their KV must move."""
+def make_prompt(model: ServedModel, least_tokens: int, wished_tokens: int = 0) -> list[int]:
+    """Return more than ``least_tokens`` ids that no engine has seen: no cache knows them, and their KV must move.
+
+    ``wished_tokens``: more than so many, as far as half of the model's context goes.
+    """
+    wanted = max(least_tokens, LEAST_PROMPT_TOKENS, min(wished_tokens, model.context.tokens // 2))
     text = f"Canary {uuid4().hex}. "
-    while len(ids := model.encoder.encode_now(text)) <= max(least_tokens, LEAST_PROMPT_TOKENS):
-        text += PATTERN * 8
+    while (missing := wanted - len(ids := model.encoder.encode_now(text))) >= 0:
+        text += PATTERN * max(8, missing // 40)
     return list(ids)
 
 
@@ -91,18 +102,18 @@ async def answers_alike(
     answer, cached_tokens = await ask(decode, [*prompt, *eager], ANSWER_TOKENS - len(eager), salt)
     is_alike = eager + answer == expected
     if crossing is not None and cached_tokens is not None and is_alike:
-        moved_tokens = _count_moved(prompt, crossing.link, decode)
+        moved_tokens = _count_moved(prompt, crossing, decode)
         if cached_tokens < moved_tokens:
             raise CanaryUnread(moved_tokens, cached_tokens)
     return is_alike
 
 
-def _count_moved(prompt: Sequence[int], link: Link, decode: Instance) -> int:
+def _count_moved(prompt: Sequence[int], crossing: CanaryPath, decode: Instance) -> int:
     """Tokens of the full chunks, in whole blocks of the engine."""
-    if link.path.traits.lends:
+    if crossing.link.path.traits.lends:
         return 0
     block_tokens = (decode.capabilities.block_size_tokens if decode.capabilities else None) or 1
-    return len(prompt) // link.chunk_tokens * link.chunk_tokens // block_tokens * block_tokens
+    return crossing.kv.full_tokens(len(prompt)) // block_tokens * block_tokens
 
 
 async def find_leaks(prompt: Sequence[int], instances: Sequence[Instance]) -> dict[str, bool]:
@@ -157,12 +168,10 @@ async def _move(
     crossing: CanaryPath, prompt: Sequence[int], prefill: Instance, decode: Instance, salt: str | None
 ) -> None:
     link = crossing.link
-    request = TransferRequest(
+    request = crossing.kv.request(
         f"canary-{uuid4().hex}",
-        link.dialect,
         crossing.kv_name,
         prompt,
-        link.chunk_tokens,
         salt=salt,
         served_model=decode.spec.model,
         prefill=prefill.spec.id,
@@ -182,4 +191,5 @@ async def _move(
     except TimeoutError:
         if not first_chunk.expired() or not link.view().up:
             raise
-        raise CanaryUnseen(link.describe_unseen(crossing.kv_name, salt is not None, crossing.first_chunk_s)) from None
+        why = link.describe_unseen(crossing.model, crossing.kv_name, salt is not None, crossing.first_chunk_s)
+        raise CanaryUnseen(why) from None

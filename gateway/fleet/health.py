@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable
 
 from backends.errors import BackendError
+from backends.transport.patience import PeerTimeout
 from backends.types import Capabilities, EngineLoad
 from gateway.errors import reason_of
 from gateway.fleet.pools import Instance
@@ -56,7 +57,7 @@ class HealthWatch:
     async def check(self, instance: Instance) -> None:
         """Probe an instance if it is not known to live, or if its process is another one; read its load."""
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with PeerTimeout(PROBE_TIMEOUT_S):
                 if not instance.reachable:
                     self._learn(instance, await instance.engine.probe())
                 instance.load = await instance.engine.load()

@@ -1,13 +1,15 @@
 """What the names and sizes of a store's keys tell of the engine that wrote them, and where that contradicts a link."""
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from backends.kv.bridge.key_names import COMMON_CHUNKS, COMMON_SEEDS, KeyName, Origin, first_digests, read_key
 from backends.kv.bridge.keys import DTYPE_NAMES
 from backends.types import FoundKey
 
+ALL_CHUNKS = range(16, 1025, 16)
+"""Chunk sizes that are recognised beside the common ones: whole blocks of engines."""
 SIZE_TOLERANCE = 0.01
 """How far two figures of bytes may be apart and still mean the same."""
 
@@ -16,7 +18,8 @@ SIZE_TOLERANCE = 0.01
 class LinkTerms:
     """What a link takes for granted of the KV that it moves for one model, in one of its stores.
 
-    ``heads``: KV heads over all ranks, None: not known. ``groups``: object groups of layers.
+    ``heads``: KV heads over all ranks, None: not known. ``groups``: object groups of layers. ``learnt``: fields that
+    settings do not give, and of which engine each was learnt.
     """
 
     dialect: str
@@ -27,14 +30,21 @@ class LinkTerms:
     world_size: int
     heads: int | None = None
     groups: int = 1
+    learnt: Mapping[str, str] = field(default_factory=dict)
+
+    def who_says(self, name: str) -> str:
+        """Whose word a field is."""
+        return self.learnt.get(name) or "the link"
 
     def describe(self) -> str:
         """Tell it in one line."""
         seed = f", hash seed {_spell_seed(self.hash_seed)}" if self.dialect == "lmcache" else ""
         dtype = f", dtype {DTYPE_NAMES.get(self.dtype, self.dtype)}" if self.dialect == "lmcache" else ""
+        teachers = dict.fromkeys(filter(None, self.learnt.values()))
         return (
             f"dialect {self.dialect}{seed}, model name {self.model}, chunks of {self.chunk_tokens} tokens{dtype}, "
             f"world size {self.world_size}, {self.groups} object group{'s' if self.groups > 1 else ''}"
+            f"{', learnt of ' + ' and '.join(teachers) if teachers else ''}"
         )
 
     def token_bytes(self, chunk_bytes: int) -> float:
@@ -87,8 +97,8 @@ class StoreReading:
         )
 
 
-def chunk_sizes_of(terms: LinkTerms) -> tuple[int, ...]:
-    """Chunk sizes that are looked for."""
+def likely_sizes(terms: LinkTerms) -> tuple[int, ...]:
+    """Chunk sizes that are looked for where each one costs."""
     return (*COMMON_CHUNKS, terms.chunk_tokens)
 
 
@@ -108,7 +118,7 @@ def read_store(found: Sequence[FoundKey], prompt: Sequence[int], terms: LinkTerm
     if not writers:
         return None
     keys = max(writers.values(), key=len)
-    origins = first_digests(prompt, chunk_sizes_of(terms), seeds_of(terms))
+    origins = first_digests(prompt, (*ALL_CHUNKS, *likely_sizes(terms)), seeds_of(terms))
     known = [name.digest for name, _ in keys if name.digest in origins]
     digest = known[0] if known else keys[0][0].digest
     chunk = [(name, size) for name, size in keys if name.digest == digest]
@@ -130,19 +140,21 @@ def find_contradictions(who: str, seen: StoreReading, terms: LinkTerms) -> list[
     """Say where an engine's keys are not those that the link looks for; the salt is left out."""
     found = []
     if seen.dialect != terms.dialect:
-        found.append(f"{who} spells its keys in dialect {seen.dialect}, the link in {terms.dialect}")
+        found.append(f"{who} spells its keys in dialect {seen.dialect}, {terms.who_says('dialect')} in {terms.dialect}")
     if seen.model != terms.model:
         found.append(f"{who} stores under the model name {seen.model}, the link moves {terms.model} (kv_name)")
     if seen.origin is not None and seen.origin.chunk_tokens != terms.chunk_tokens:
         found.append(
-            f"{who} stores chunks of {seen.origin.chunk_tokens} tokens, the link says {terms.chunk_tokens} (chunk size)"
+            f"{who} stores chunks of {seen.origin.chunk_tokens} tokens, {terms.who_says('chunk_tokens')} says "
+            f"{terms.chunk_tokens} (chunk size)"
         )
     if seen.dialect == terms.dialect == "lmcache":
         found += _contradict_hashes(who, seen, terms)
     if seen.origin is None and seen.dialect == "lmcache-mp":
         found.append(f"{who} makes its hashes in a way that is not known, so its chunk size is not, either")
     if seen.world_size != terms.world_size:
-        found.append(f"{who} stores KV of {seen.world_size} ranks, the link says {terms.world_size} (world_size)")
+        says = f"{terms.who_says('world_size')} says {terms.world_size}"
+        found.append(f"{who} stores KV of {seen.world_size} ranks, {says} (world_size)")
     elif len(seen.ranks) != seen.world_size:
         found.append(f"{who} stores ranks {_spell(seen.ranks)} of {seen.world_size} only")
     if seen.groups[-1] >= terms.groups:
@@ -156,16 +168,16 @@ def _contradict_hashes(who: str, seen: StoreReading, terms: LinkTerms) -> list[s
     found = []
     said = DTYPE_NAMES.get(terms.dtype, terms.dtype)
     if seen.dtype != said:
-        found.append(f"{who} stores KV of dtype {seen.dtype}, the link says {said}")
+        found.append(f"{who} stores KV of dtype {seen.dtype}, {terms.who_says('dtype')} says {said}")
     if seen.origin is None:
         found.append(
-            f"{who} chains its hashes from a seed that is not known, the link says {_spell_seed(terms.hash_seed)} "
-            "(PYTHONHASHSEED must be set, and the same for all)"
+            f"{who} chains its hashes from a seed that is not known, {terms.who_says('hash_seed')} says "
+            f"{_spell_seed(terms.hash_seed)} (PYTHONHASHSEED must be set, and the same for all)"
         )
     elif seen.origin.hash_seed != terms.hash_seed:
         found.append(
-            f"{who} chains its hashes from seed {_spell_seed(seen.origin.hash_seed)}, the link says "
-            f"{_spell_seed(terms.hash_seed)} (hash_seed)"
+            f"{who} chains its hashes from seed {_spell_seed(seen.origin.hash_seed)}, {terms.who_says('hash_seed')} "
+            f"says {_spell_seed(terms.hash_seed)} (hash_seed)"
         )
     return found
 

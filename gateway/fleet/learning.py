@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from gateway.telemetry.metrics import Metrics
+from policies.balance import PrefillWork, busy_prefills, observe_prefill
 from policies.output_length import Lengths, expected_tokens, merge_lengths, observe_length
 from policies.plans import Decision
 from policies.rules import AlignmentRules, Rules, SingularRules
 from policies.singular import budget_used, count_converted, count_request, fade_factor, observe_hits
-from policies.types import Alignment, SingularUse
+from policies.types import Alignment, Facts, InstanceView, SingularUse
 
 TenantKey = tuple[str, str]
 """Model, tenant."""
@@ -57,6 +58,7 @@ class Learning:
     most_tenants: int = 10_000
     _alignment: dict[str, Alignment] = field(default_factory=dict)
     _singular: dict[str, SingularUse] = field(default_factory=dict)
+    _prefills: dict[str, PrefillWork] = field(default_factory=dict)
     _lengths: dict[TenantKey, Lengths] = field(default_factory=dict)
     _windows_s: dict[str, float] = field(default_factory=dict)
     _new_hits: dict[str, Alignment] = field(default_factory=dict)
@@ -104,6 +106,15 @@ class Learning:
         hits = (facts.prompt_tokens, facts.hits.get(plan.prefill), facts.hits.get(plan.main), now_s, rules.alignment)
         for seen in (self._alignment, self._new_hits):
             seen[model] = observe_hits(seen.get(model, Alignment()), *hits)
+
+    def note_prefill(self, facts: Facts, prefill: InstanceView) -> None:
+        """Count what a decided request has P compute."""
+        work = self._prefills.get(facts.model, PrefillWork())
+        self._prefills[facts.model] = observe_prefill(work, facts, prefill, self.clock())
+
+    def busy_prefills(self, model: str) -> float | None:
+        """How many Ps this process's requests keep busy; None: not known."""
+        return busy_prefills(self._prefills.get(model, PrefillWork()), self.clock())
 
     def note_converted(self, model: str, rules: Rules) -> None:
         """A relayed request became singular: RLD was first, and the transfer was stopped."""

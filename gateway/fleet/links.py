@@ -2,16 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from backends.base import KvPath
 from backends.errors import BackendError
-from backends.types import KvShape, LinkState, StoreSide
+from backends.transport.patience import PeerTimeout
+from backends.types import LinkState, StoreSide
 from gateway.errors import reason_of
-from gateway.fleet.kv_reading import LinkTerms
-from gateway.fleet.kv_trust import name_link
+from gateway.fleet.kv_reading import StoreReading
+from gateway.fleet.kv_terms import KvBook
+from gateway.fleet.kv_trust import Route, name_link
 from gateway.tasks import TaskSet
 from gateway.telemetry.metrics import Metrics
 from policies.types import LinkView
@@ -31,55 +33,58 @@ class MeasuredPath(KvPath, Protocol):
         ...
 
 
+def _tell_nobody(link: "Link", model: str) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(slots=True)
 class Link:
-    """One directed link, its KV path and the newest measurement; the assumed rate holds until one exists."""
+    """One directed link, its KV path and the newest measurement; the assumed rate holds until one exists.
+
+    ``kv``: how the models' KV is named and cut. ``on_learnt`` is called after that was found to be other for a model.
+    """
 
     source: str
     dest: str
     path: MeasuredPath
-    dialect: str
-    chunk_tokens: int
+    kv: KvBook
     assumed_rate_bytes_per_s: float
     lease_s: float = 30.0
     """How long P keeps KV that it lends, where engines lend."""
     lends: bool = False
     """Engines of the source region lend each other KV, beside what takes it over the link."""
-    dtype: str = "float32"
-    world_size: int = 1
-    dest_world_size: int | None = None
-    has_groups: bool = False
-    hash_seed: int | None = None
+    given_name: str | None = None
+    models: frozenset[str] | None = None
+    """Whose KV it carries; None: that of all that have no other link between its regions."""
     state: LinkState | None = None
+    on_learnt: Callable[["Link", str], None] = _tell_nobody
 
-    def terms(self, side: StoreSide, kv_name: str, shape: KvShape | None = None, groups: int = 1) -> LinkTerms:
-        """What it takes for granted of a model's KV in one of its stores; ``groups``: those that may be kept apart."""
-        world_size = self.world_size if side == "source" else self.dest_world_size or self.world_size
-        heads = None if shape is None else shape.heads
-        if shape is not None and shape.layout == "latent":
-            world_size = 1
-        return LinkTerms(
-            self.dialect,
-            kv_name,
-            self.chunk_tokens,
-            self.hash_seed,
-            self.dtype,
-            world_size,
-            heads,
-            groups if self.has_groups else 1,
-        )
+    @property
+    def name(self) -> str:
+        """What logs and metrics call it."""
+        return self.given_name or name_link(self.route)
+
+    def learn(self, model: str, seen: Mapping[StoreSide, tuple[str, StoreReading | None]]) -> bool:
+        """Engines of the two regions were seen to store a model's KV so (None: it was not seen); whether it is news."""
+        for side, (instance_id, reading) in seen.items():
+            self.kv.note(model, side, instance_id, reading)
+        is_news = self.kv.settle(model)
+        if is_news:
+            self.on_learnt(self, model)
+        return is_news
 
     @property
     def route(self) -> tuple[str, str]:
         """Its two regions."""
         return self.source, self.dest
 
-    def describe_unseen(self, kv_name: str, salted: bool, after_s: float) -> str:
+    def describe_unseen(self, model: str, kv_name: str, salted: bool, after_s: float) -> str:
         """Say what keys were looked for in vain, so that somebody can compare it with how P's engines are started."""
+        kv = self.kv.of(model)
         return (
             f"no chunk was seen in region {self.source}'s store {after_s:g} s after P's end; the keys were made of "
-            f"dialect {self.dialect}, model name {kv_name}, chunks of {self.chunk_tokens} tokens, dtype {self.dtype}, "
-            f"world size {self.world_size}, {'with' if salted else 'without'} a salt"
+            f"dialect {kv.dialect}, model name {kv_name}, chunks of {kv.chunk_tokens} tokens, dtype {kv.dtype}, "
+            f"world size {kv.world_size}, {'with' if salted else 'without'} a salt"
         )
 
     def view(self) -> LinkView:
@@ -106,81 +111,98 @@ def _ahead(state: LinkState) -> int | None:
 
 
 class Links:
-    """All links, kept fresh by one task each: a bridge that hangs holds up no other."""
+    """All links, kept fresh by one task each: a bridge that hangs holds up no other.
 
-    def __init__(self, links: Mapping[tuple[str, str], Link], interval_s: float) -> None:
-        self._links = links
+    Several may join the same regions, each for models of its own.
+    """
+
+    def __init__(self, links: Iterable[Link], interval_s: float) -> None:
+        self.all = tuple(links)
+        self._by_model: dict[str, dict[Route, Link]] = {}
         self._interval_s = interval_s
         self._tasks = TaskSet()
         self._is_started = False
         self._left: list[Link] = []
 
-    def replace(self, links: Mapping[tuple[str, str], Link]) -> None:
+    def replace(self, links: Iterable[Link]) -> None:
         """Offer other links from now on; new ones are asked at once. What crosses those that leave goes on crossing."""
-        kept = {id(link) for link in links.values()}
-        left = [link for link in self._links.values() if id(link) not in kept]
-        new = [link for link in links.values() if all(link is not old for old in self._links.values())]
+        before, self.all = self.all, tuple(links)
+        self._by_model.clear()
+        left = [link for link in before if all(link is not one for one in self.all)]
+        new = [link for link in self.all if all(link is not old for old in before)]
         self._left += left
-        self._links = links
         for link in left:
             self._tasks.end(str(id(link)))
         if self._is_started:
             for link in new:
                 self._tasks.start(str(id(link)), self._watch(link, 0.0))
 
-    def get(self, source: str, dest: str) -> Link | None:
-        """The link between two regions, if there is one."""
-        return self._links.get((source, dest))
+    def of(self, model: str) -> dict[Route, Link]:
+        """The links that carry a model's KV, by their regions."""
+        found = self._by_model.get(model)
+        if found is None:
+            own = {link.route: link for link in self.all if link.models is not None and model in link.models}
+            found = self._by_model[model] = {link.route: link for link in self.all if link.models is None} | own
+        return found
 
-    def first_from(self, source: str, where: Where) -> Link | None:
-        """Any link that leaves a region for one where the KV may be."""
-        fitting = (link for link in self._links.values() if link.source == source)
+    def get(self, source: str, dest: str, model: str) -> Link | None:
+        """The link that carries a model's KV between two regions, if there is one."""
+        return self.of(model).get((source, dest))
+
+    def first_from(self, source: str, where: Where, model: str) -> Link | None:
+        """Any link that takes a model's KV from a region to one where it may be."""
+        fitting = (link for link in self.of(model).values() if link.source == source)
         return next((link for link in fitting if where.allows(link.dest)), None)
 
-    def views(self) -> dict[tuple[str, str], LinkView]:
+    def views(self, model: str) -> dict[Route, LinkView]:
         """What policies see."""
-        return {key: link.view() for key, link in self._links.items()}
+        return {route: link.view() for route, link in self.of(model).items()}
+
+    def forget(self, instance_id: str) -> None:
+        """Another engine process is behind an id, or none: how it stores KV is to be learnt anew."""
+        for link in self.all:
+            link.kv.forget(instance_id)
 
     def show_metrics(self, metrics: Metrics) -> None:
         """Set the gauges of these links, and drop all others."""
         metrics.kv.links.values = {
-            (name_link(route),): (view.up, view.rate_bytes_per_s, self._links[route].assumed_rate_bytes_per_s)
-            for route, view in self.views().items()
+            (link.name,): (view.up, view.rate_bytes_per_s, link.assumed_rate_bytes_per_s)
+            for link in self.all
+            for view in (link.view(),)
         }
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Coarsest granularity in which KV crosses."""
-        return max((link.chunk_tokens for link in self._links.values()), default=1)
+    def chunk_tokens(self, model: str) -> int:
+        """Coarsest granularity in which a model's KV crosses."""
+        return max((link.kv.of(model).chunk_tokens for link in self.of(model).values()), default=1)
 
     async def start(self) -> None:
         """Ask every bridge once, then go on in the background."""
         await self.refresh()
         self._is_started = True
-        for link in self._links.values():
+        for link in self.all:
             self._tasks.start(str(id(link)), self._watch(link, self._interval_s))
 
     async def refresh(self) -> None:
         """Ask every bridge now."""
-        await asyncio.gather(*(self._ask(link) for link in self._links.values()))
+        await asyncio.gather(*(self._ask(link) for link in self.all))
 
     async def aclose(self) -> None:
         """Stop asking, and let the paths go."""
         await self._tasks.aclose()
-        for link in [*self._links.values(), *self._left]:
+        for link in [*self.all, *self._left]:
             await link.path.aclose()
 
     async def _ask(self, link: Link) -> None:
         try:
-            async with asyncio.timeout(POLL_TIMEOUT_S):
+            async with PeerTimeout(POLL_TIMEOUT_S):
                 state = await link.path.link()
         except (BackendError, TimeoutError) as error:
             if link.state is not None:
-                log.warning("the KV path %s->%s is lost: %s", link.source, link.dest, reason_of(error))
+                log.warning("the KV path %s is lost: %s", link.name, reason_of(error))
             link.state = None
             return
         if link.state is None:
-            log.info("the KV path %s->%s answers", link.source, link.dest)
+            log.info("the KV path %s answers", link.name)
         link.state = state
 
     async def _watch(self, link: Link, first_after_s: float) -> None:

@@ -7,7 +7,7 @@ engine read a request, if the model's ``reader`` setting allows it.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from backends.base import ChatReader, find_chat_reader
@@ -79,7 +79,7 @@ class Readings:
 
     async def _check(self, instance: Instance) -> None:
         model, reader = self._models.get(instance.spec.model), find_chat_reader(instance.engine)
-        if model is None or reader is None:
+        if model is None or reader is None or not model.encodes:
             return
         differing = set()
         for shape, chat in CHECKED.items():
@@ -131,15 +131,25 @@ class Readings:
 
     async def ask(self, name: str, chat: Mapping[str, Any], allows: Callable[[str], bool]) -> Sequence[int]:
         """Let an engine in a region that is allowed read a chat. Raises GatewayError."""
+        return await self._ask(name, allows, "messages", lambda reader: self._read(reader, name, chat))
+
+    async def ask_text(self, name: str, text: str, special: bool, allows: Callable[[str], bool]) -> Sequence[int]:
+        """Let an engine tokenise a prompt. Raises GatewayError."""
+        return await self._ask(name, allows, "prompt", lambda reader: reader.read_text(name, text, special))
+
+    async def _ask(
+        self, name: str, allows: Callable[[str], bool], field: str, read: Callable[[ChatReader], Awaitable[list[int]]]
+    ) -> Sequence[int]:
         reader = self._find_reader(name, allows)
         if reader is None:
-            raise GatewayError(503, "No engine can read this chat now.", code="no_instance", retry_after_s=1.0)
+            raise GatewayError(503, f"No engine can read the {field} now.", code="no_instance", retry_after_s=1.0)
         try:
-            return await self._read(reader, name, chat)
+            async with asyncio.timeout(ASK_TIMEOUT_S):
+                return await read(reader)
         except EngineRejected as error:
-            raise bad_field("messages", error.message, "template_error") from error
+            raise bad_field(field, error.message, "template_error") from error
         except (BackendError, TimeoutError) as error:
-            late = "The engine did not read this chat."
+            late = f"The engine did not read the {field}."
             raise GatewayError(503, late, code="no_instance", retry_after_s=1.0) from error
 
     def _find_reader(self, name: str, allows: Callable[[str], bool]) -> ChatReader | None:

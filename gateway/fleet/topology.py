@@ -15,7 +15,7 @@ from backends.kv.lmcache import CacheServer
 from gateway.config.document_store import Document
 from gateway.config.fleet_settings import BadSettings, EngineSettings, LinkSettings
 from gateway.config.live import DocumentsRefused
-from gateway.config.settings import Settings, check_references
+from gateway.config.settings import Settings, check_references, link_name
 from gateway.fleet.build import build_instance, build_link
 from gateway.fleet.discovery import Found
 from gateway.fleet.health import HealthWatch
@@ -31,8 +31,6 @@ TOPOLOGY = "topology"
 """Kind of the document; there is one, named ``fleet``."""
 FLEET = "fleet"
 
-LinkKey = tuple[str, str]
-
 
 class Topology(Section, frozen=True):
     """The document: what differs from the configuration."""
@@ -41,9 +39,9 @@ class Topology(Section, frozen=True):
         dict[str, EngineSettings | None],
         Meta(description="Engines by id, new ones and others than configured; null: removed."),
     ] = msgspec.field(default_factory=dict)
-    links: Annotated[dict[str, LinkSettings | None], Meta(description="Links by `SOURCE->DEST`, in the same way.")] = (
-        msgspec.field(default_factory=dict)
-    )
+    links: Annotated[
+        dict[str, LinkSettings | None], Meta(description="Links by name, else by `SOURCE->DEST`, in the same way.")
+    ] = msgspec.field(default_factory=dict)
     draining: Annotated[tuple[str, ...], Meta(description="Ids of engines that take no new requests.")] = ()
 
 
@@ -58,7 +56,7 @@ def read_topology(value: object) -> Topology:
             raise BadSettings(f"engines[{id_}].id: {engine.id!r} stands there")
     for name, link in topology.links.items():
         if link is not None and link_name(link) != name:
-            raise BadSettings(f"links[{name}]: it leads {link_name(link)}")
+            raise BadSettings(f"links[{name}]: {link_name(link)} stands there")
     return topology
 
 
@@ -80,11 +78,6 @@ def overlay(settings: Settings, topology: Topology) -> Settings:
     return merged
 
 
-def link_name(link: LinkSettings) -> str:
-    """How a document names a link."""
-    return f"{link.source}->{link.dest}"
-
-
 class LiveTopology:
     """Builds the instances and links, and changes them while requests run. Raises BadSettings."""
 
@@ -104,13 +97,18 @@ class LiveTopology:
         self._on_known = on_known
         self._cache_servers: dict[str, CacheServer] = {}
         self._engines: dict[str, EngineSettings] = {}
-        self._links: dict[LinkKey, LinkSettings] = {}
+        self._links: dict[str, LinkSettings] = {}
         self._left: list[Instance] = []
         self._tasks = TaskSet()
         self.pools = Pools([], clock)
-        self.links = Links({}, 1.0)
+        self.links = Links((), 1.0)
         self.watch = HealthWatch([], settings.health_interval_s, self._note_known)
         self._change(settings, (), is_first=True)
+
+    @property
+    def names(self) -> list[str]:
+        """Ids of engines, and names of links."""
+        return [*self._engines, *self._links]
 
     async def start(self) -> None:
         """Ask every engine and link once, then go on in the background."""
@@ -154,20 +152,20 @@ class LiveTopology:
     def _change(self, settings: Settings, draining: Iterable[str], is_first: bool = False) -> None:
         """Build all that is new, then swap; nothing has changed when building fails. Raises BadSettings."""
         engines = {engine.id: engine for engine in settings.engines}
-        links = {(link.source, link.dest): link for link in settings.links}
+        links = {link_name(link): link for link in settings.links}
         instances = [self._keep_or_build(engine) for engine in engines.values()]
-        paths = {key: self._keep_or_open(key, link) for key, link in links.items()}
+        opened = [self._keep_or_open(name, link) for name, link in links.items()]
         gone = [self.pools[id_] for id_, old in self._engines.items() if engines.get(id_) != old]
         self._engines = engines
         self.pools.replace(instances)
         self.watch.follow(instances)
-        self.links.replace(paths)
+        self.links.replace(opened)
         for instance in gone:
             self._retire(instance, replaced=instance.spec.id in engines)
-        others = [] if is_first else [key for key, link in links.items() if self._links.get(key) != link]
-        self._follow_stores(settings, links)
-        for key in others:
-            self._on_link(*key)
+        others = [] if is_first else [link for name, link in links.items() if self._links.get(name) != link]
+        self._follow_stores([model.name for model in settings.models], links)
+        for link in others:
+            self._on_link(link.source, link.dest)
         drained = set(draining)
         for instance in instances:
             instance.draining = instance.spec.id in drained
@@ -177,13 +175,18 @@ class LiveTopology:
             return self.pools[engine.id]
         return build_instance(engine, self._cache_servers)
 
-    def _keep_or_open(self, key: LinkKey, link: LinkSettings) -> Link:
-        old = self.links.get(*key)
-        return old if old is not None and self._links.get(key) == link else build_link(link, self.pools)
+    def _keep_or_open(self, name: str, settings: LinkSettings) -> Link:
+        old = next((link for link in self.links.all if link.name == name), None)
+        if old is not None and self._links.get(name) == settings:
+            return old
+        link = build_link(settings, self.pools)
+        link.on_learnt = self._follow_store
+        return link
 
     def _retire(self, instance: Instance, replaced: bool) -> None:
         """Give an instance no more work, and close its connections when the last leg has ended."""
         id_ = instance.spec.id
+        self.links.forget(id_)
         if not replaced:
             self._index.remove_instance(id_)
         log.info("instance %s is removed; %d legs run on", id_, instance.in_flight)
@@ -194,17 +197,22 @@ class LiveTopology:
         await instance.engine.aclose()
         self._left.remove(instance)
 
-    def _follow_stores(self, settings: Settings, links: Mapping[LinkKey, LinkSettings]) -> None:
+    def _follow_stores(self, models: Sequence[str], links: Mapping[str, LinkSettings]) -> None:
         """Have the index follow the stores that KV is brought to, and no others."""
-        models = [model.name for model in settings.models]
         reached = {link.dest for link in links.values()}
         for dest in {link.dest for link in self._links.values()} - reached:
             for model in models:
                 self._index.remove_instance(store_id(dest, model))
-        for link in links.values():
-            for model in models:
-                self._index.add_instance(CacheSpec(store_id(link.dest, model), model, link.chunk_tokens))
+        for model in models:
+            for link in self.links.of(model).values():
+                self._follow_store(link, model)
         self._links = dict(links)
 
+    def _follow_store(self, link: Link, model: str) -> None:
+        """Have the index follow what a link brings of a model, in chunks as the link has them now."""
+        chunk_tokens = link.kv.of(model).chunk_tokens
+        self._index.add_instance(CacheSpec(store_id(link.dest, model), model, chunk_tokens))
+
     def _note_known(self, instance: Instance) -> None:
+        self.links.forget(instance.spec.id)
         self._on_known(instance, self._engines[instance.spec.id])

@@ -16,6 +16,8 @@ from gateway.redis.client import AWAY
 
 _ENTRIES_AT_ONCE = 500
 _LOADS_AT_ONCE = 4
+_BLOCKS_AT_ONCE = 20_000
+"""So many are applied before others may run."""
 _WAIT_S = 0.2
 _CHECK_S = 0.5
 _RETRY_S = (0.05, 1.0)
@@ -85,12 +87,16 @@ class Follower:
 
     async def _read_tail(self, wait_s: float) -> bool:
         specs = self._specs()
-        count = 0
+        count = blocks = 0
         async for entry_id, entry in self._store.tail(self._cursor, wait_s, _ENTRIES_AT_ONCE):
             self._cursor = entry_id
             count += 1
             if entry.name in specs:
                 self._apply(specs[entry.name], entry)
+                blocks += len(entry.delta)
+            if blocks > _BLOCKS_AT_ONCE:
+                blocks = 0
+                await asyncio.sleep(0)
         return count == _ENTRIES_AT_ONCE
 
     def _specs(self) -> dict[str, CacheSpec]:

@@ -65,6 +65,10 @@ class Watermark:
 
 
 _BURST_S = 0.005
+_STEP_S = 0.002
+"""So long a batch is applied before others may run."""
+_INLINE_BYTES = 64 << 10
+"""Larger messages are decoded beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class _Rank:
         self.doubt = False
         self.incomplete_since = now
         self.published = self.watermark.last
+        self.whole = asyncio.Lock()
+        """Held while a message is applied: before and after it, what is held is what the watermark says."""
 
     def mark(self) -> EventMark | None:
         """Return where another process could go on; None when it could not."""
@@ -151,6 +157,11 @@ class Ingester:
             rank.doubt = True
         self._published_known = known
 
+    def close(self) -> None:
+        """Let go of what is kept of the instance."""
+        for rank in self._ranks:
+            rank.residency.clear()
+
     def new_residency(self) -> Residency:
         """Return an empty residency for one of the instance's ranks."""
         return Residency(self._seed_of, self._counters, records=self._records)
@@ -160,9 +171,10 @@ class Ingester:
         async with self._publishing:
             await self._sink.set_known(False)
             for number, rank in enumerate(self._ranks):
-                # What changes from here on is drained later, and is replayed to a process that goes on from the mark.
-                mark = rank.mark()
-                rank.residency.drain()
+                async with rank.whole:
+                    # What changes from here on is drained later, and is replayed to who goes on from the mark.
+                    mark = rank.mark()
+                    rank.residency.drain()
                 for part in rank.residency.snapshot():
                     await self._sink.publish(number, part)
                 await self._sink.publish(number, Change(CacheDelta(), mark=mark))
@@ -190,7 +202,7 @@ class Ingester:
             if frame is None:
                 return False
             self._counters["frames"] += 1
-            batch = self._decode(frame)
+            batch = await self._decode(frame)
         except BadFrame:
             self._counters["bad_frames"] += 1
             for number in own_ranks:
@@ -199,8 +211,10 @@ class Ingester:
         await self._take(subscriber, frame, batch)
         return True
 
-    def _decode(self, frame: Frame) -> EventBatch:
-        batch = decode_batch(frame.payload)
+    async def _decode(self, frame: Frame) -> EventBatch:
+        payload = frame.payload
+        large = len(payload) > _INLINE_BYTES
+        batch = await asyncio.to_thread(decode_batch, payload) if large else decode_batch(payload)
         rank = batch.rank - self._spec.first_rank
         if not 0 <= rank < len(self._ranks):
             raise BadFrame("rank is not one of the instance's")
@@ -222,17 +236,22 @@ class Ingester:
                 self._forget(batch.rank)
                 verdict = MessageOrder.NEXT
         if verdict is MessageOrder.NEXT:
-            self._apply(frame, batch)
+            await self._apply(frame, batch)
         else:
             self._counters["duplicates"] += 1
 
     def _judge(self, frame: Frame, batch: EventBatch) -> MessageOrder:
         return self._ranks[batch.rank].watermark.judge(frame.sequence, frame.payload)
 
-    def _apply(self, frame: Frame, batch: EventBatch) -> None:
+    async def _apply(self, frame: Frame, batch: EventBatch) -> None:
         rank = self._ranks[batch.rank]
-        rank.watermark.take(frame.sequence, frame.payload)
-        rank.residency.apply(batch)
+        async with rank.whole:
+            rank.watermark.take(frame.sequence, frame.payload)
+            due = self._now() + _STEP_S
+            for _ in rank.residency.steps(batch):
+                if self._now() >= due:
+                    await asyncio.sleep(0)
+                    due = self._now() + _STEP_S
         self._counters["skipped_events"] += batch.skipped
         rank.doubt = False
         if frame.sequence == 0 or BlocksCleared() in batch.events:
@@ -245,6 +264,7 @@ class Ingester:
     def _forget(self, number: int) -> None:
         """Start a rank anew: what it holds is not known any more."""
         self._counters["losses"] += 1
+        self._ranks[number].residency.clear()
         rank = self._ranks[number] = self._new_rank()
         rank.residency.clear()
 
@@ -260,14 +280,14 @@ class Ingester:
         try:
             async for frame in subscriber.replay(start, self._times.replay_timeout_s):
                 self._counters["replayed_frames"] += 1
-                batch = self._decode(frame)
+                batch = await self._decode(frame)
                 verdict = self._judge(frame, batch)
                 if verdict is MessageOrder.DUPLICATE or verdict is MessageOrder.NEXT:
                     fitting.add(batch.rank)
                 if verdict is MessageOrder.GAP:
                     self._forget(batch.rank)
                 if verdict is MessageOrder.GAP or verdict is MessageOrder.NEXT:
-                    self._apply(frame, batch)
+                    await self._apply(frame, batch)
         except (ReplayUnavailable, BadFrame):
             return None
         return fitting
@@ -300,10 +320,18 @@ class Ingester:
                 self._published_known = False
                 await self._sink.set_known(False)
             for number, rank in enumerate(self._ranks):
-                change = rank.residency.drain()
-                if rank.watermark.last != rank.published or change.delta.clear:
+                async with rank.whole:
+                    if rank.watermark.last == rank.published and not rank.residency.is_cleared:
+                        continue
                     rank.published = rank.watermark.last
-                    await self._sink.publish(number, replace(change, mark=rank.mark()))
+                    mark, parts = rank.mark(), rank.residency.drain()
+                part = next(parts)
+                for following in parts:
+                    # Who goes on from an earlier mark applies this again.
+                    await self._sink.publish(number, part)
+                    await asyncio.sleep(0)  # a sink may not wait for anything
+                    part = following
+                await self._sink.publish(number, replace(part, mark=mark))
             if known and not self._published_known:
                 self._published_known = True
                 await self._sink.set_known(True)

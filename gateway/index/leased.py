@@ -121,6 +121,7 @@ class LeasedIngest:
                     return
         finally:
             await tasks.aclose()
+            ingester.close()
 
     async def _follow_engine(self, ingester: Ingester) -> None:
         try:

@@ -8,9 +8,11 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Generic, TypeVar
 
 from gateway.index.hashing import BLOCK_TOKENS
+from gateway.index.leftovers import let_go
 from gateway.index.types import CacheHit, CacheSpec, InstanceStats
 
 V = TypeVar("V", int, bytes, int | bytes)
@@ -53,10 +55,12 @@ class KeySets(Generic[V]):
             del self._values[key]
 
     def clear(self) -> None:
-        self._values.clear()
+        let_go(self._values)
+        self._values = {}
 
 
 PREDICTED_LIMIT_BLOCKS = 1_000_000
+EXPIRED_AT_ONCE = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class RankBlocks:
     def apply(self, delta: CacheDelta) -> None:
         """Apply ``delta``; applying it again changes nothing."""
         if delta.clear:
+            let_go(self.held)
             self.held = set()
         self.held.update(delta.held)
         self.held.difference_update(delta.gone)
@@ -102,6 +107,8 @@ class PredictedBlocks:
     until: dict[int, float] = field(default_factory=dict)
     _batches: deque[tuple[float, Sequence[int]]] = field(default_factory=deque)
     _latest: float = 0.0
+    _expired: float = -inf
+    """What stands until then has expired, whether it was dropped yet or not."""
 
     def stands(self, keys: Sequence[int], until: float) -> bool:
         """Say whether a prompt's ``keys`` are all held until then: the last one is the first to go."""
@@ -122,8 +129,11 @@ class PredictedBlocks:
             self._drop_oldest()
 
     def expire(self, now: float) -> None:
-        """Forget what has reached its time."""
-        while self._batches and self._batches[0][0] <= now:
+        """Forget what has reached its time: not much more than ``EXPIRED_AT_ONCE`` blocks in one call."""
+        self._expired = max(self._expired, now)
+        dropped = 0
+        while self._batches and self._batches[0][0] <= now and dropped < EXPIRED_AT_ONCE:
+            dropped += len(self._batches[0][1])
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
@@ -135,7 +145,8 @@ class PredictedBlocks:
 
     def walk(self, backwards: Sequence[int]) -> int:
         """Return how many blocks of the prompt are held; ``backwards`` holds its keys, last first."""
-        return len(backwards) - bisect_left(backwards, True, key=self.until.__contains__)
+        until, expired = self.until, self._expired
+        return len(backwards) - bisect_left(backwards, True, key=lambda key: until.get(key, -inf) > expired)
 
 
 class Holding:
@@ -217,6 +228,7 @@ class Mirror:
         """Forget an instance; unknown ids are ignored."""
         holding = self._holdings.pop(instance_id, None)
         if holding is not None:
+            let_go(*(rank.held for rank in holding.ranks), *(one.until for one in holding.predicted))
             siblings = self._by_model[holding.spec.model]
             del siblings[instance_id]
             if not siblings:
@@ -237,6 +249,7 @@ class Mirror:
         """Replace all that events told of an instance."""
         holding = self._holdings.get(instance_id)
         if holding is not None and not holding.predicted:
+            let_go(*(rank.held for rank in holding.ranks))
             holding.ranks = ranks
             holding.known = known
             holding.updated_at = self._now()

@@ -5,7 +5,8 @@ engine block that holds a part of it is, in whatever tier; ``gateway.index.block
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 
 from backends.kv.events import BlocksCleared, BlocksRemoved, BlocksStored, EngineBlockHash, EventBatch
@@ -20,9 +21,12 @@ from gateway.index.engine_blocks import (
     unpack_hash,
 )
 from gateway.index.hashing import BLOCK_TOKENS, block_keys, chain_digests
+from gateway.index.leftovers import let_go
 from gateway.index.mirror import CacheDelta, KeySets
 
 _PART_BLOCKS = 4096
+_STEP_BLOCKS = 1024
+"""What is done before others may run: some milliseconds."""
 _DEVICE_BIT = 1
 _TIER_BITS = {"GPU": _DEVICE_BIT, "CPU": 2, "DISK": 4, "STORAGE": 4}
 _OTHER_TIER_BIT = 8
@@ -63,22 +67,39 @@ class Residency:
         """False once an engine block ended inside an own block: a record would have to hold its token ids."""
 
     def apply(self, batch: EventBatch) -> None:
-        for event in batch.events:
-            match event:
-                case BlocksStored():
-                    self._store(event)
-                case BlocksRemoved():
-                    self._remove(event)
-                case BlocksCleared(medium=None):
-                    self.clear()
-                case BlocksCleared(medium=medium):
-                    for block_hash in list(self._blocks):
-                        self._drop_tier(block_hash, _tier_bit(medium))
+        """Apply all of a batch."""
+        for _ in self.steps(batch):
+            pass
 
-    def drain(self) -> Change:
-        """Return what changed since the last call."""
+    def steps(self, batch: EventBatch) -> Iterator[None]:
+        """Apply a batch in steps, between which the caller may let others run; nothing else may change this then."""
+        for event in batch.events:
+            for _ in self._steps_of(event):
+                yield
+                while self._tree.settle(_STEP_BLOCKS):
+                    yield
+
+    def _steps_of(self, event: BlocksStored | BlocksRemoved | BlocksCleared) -> Iterator[None]:
+        match event:
+            case BlocksStored():
+                yield from self._store(event)
+            case BlocksRemoved():
+                yield from self._remove(event)
+            case BlocksCleared(medium=None):
+                self.clear()
+                yield
+            case BlocksCleared(medium=medium):
+                yield from self._drop_tiers(list(self._blocks), _tier_bit(medium))
+
+    @property
+    def is_cleared(self) -> bool:
+        """Whether the next change says that every block went first."""
+        return self._tree.is_cleared
+
+    def drain(self) -> Iterator[Change]:
+        """Return what changed since the last call, in parts; at least one. What changes meanwhile is for the next."""
         touched, self._touched = self._touched, set()
-        return self._change(self._tree.drain(), touched)
+        return self._parts(self._tree.drain(_PART_BLOCKS), iter(touched))
 
     def snapshot(self) -> Iterator[Change]:
         """Yield everything in parts that together replace what was there; see ``BlockTree.snapshot``."""
@@ -100,7 +121,15 @@ class Residency:
             block_hash = unpack_hash(name)
             block = self._blocks[block_hash] = unpack_block(record)
             self._refresh(block_hash, block)
+        while self._tree.settle(_STEP_BLOCKS):
+            pass
         self.drain()
+
+    def _parts(self, deltas: Iterator[CacheDelta], touched: Iterator[EngineBlockHash]) -> Iterator[Change]:
+        for delta in deltas:
+            yield self._change(delta, list(islice(touched, _PART_BLOCKS)))
+        while part := list(islice(touched, _PART_BLOCKS)):
+            yield self._change(CacheDelta(), part)
 
     def _change(self, delta: CacheDelta, touched: Collection[EngineBlockHash]) -> Change:
         if not (self._records and self.restorable):
@@ -116,14 +145,12 @@ class Residency:
 
     def clear(self) -> None:
         """Forget every block; the next delta says so."""
-        self._blocks.clear()
+        let_go(self._blocks, self._spanning, self._spanned, self._touched)
+        self._blocks, self._spanning, self._spanned, self._touched = {}, {}, {}, set()
         self._enders.clear()
-        self._spanning.clear()
-        self._spanned.clear()
-        self._touched.clear()
         self._tree.clear()
 
-    def _store(self, event: BlocksStored) -> None:
+    def _store(self, event: BlocksStored) -> Iterator[None]:
         if event.remote or not self._is_dense(event.group, event.kind):
             self._counters["ignored_blocks"] += len(event.hashes)
             return
@@ -131,22 +158,33 @@ class Residency:
         if nameless_adapter or len(set(event.hashes)) < len(event.hashes):
             self._counters["opaque_blocks"] += len(event.hashes)
             return
-        parent = None if event.parent is None else self._blocks.get(event.parent)
-        if event.parent is not None and parent is None:
+        if event.parent is not None and event.parent not in self._blocks:
             self._counters["orphan_blocks"] += len(event.hashes)
             return
+        stored = 0
+        for part in _cut(event):
+            taken = self._store_part(part)
+            stored += taken
+            if taken < len(part.hashes):
+                self._counters["opaque_blocks"] += len(event.hashes) - stored
+                return
+            yield
+
+    def _store_part(self, event: BlocksStored) -> int:
+        """Store a run of blocks whose parent is there; how many of them could be."""
+        parent = None if event.parent is None else self._blocks[event.parent]
         bit = _tier_bit(event.medium)
         for position, block_hash in enumerate(event.hashes):
             block = self._blocks.get(block_hash)
             if block is None:
                 parent = self._start_chain(event) if parent is None else parent
                 if parent is None or not self._add_run(event, position, parent):
-                    self._counters["opaque_blocks"] += len(event.hashes) - position
-                    return
+                    return position
                 block = self._blocks[block_hash]
             block.tiers |= bit
             self._refresh(block_hash, block)
             parent = block
+        return len(event.hashes)
 
     def _start_chain(self, event: BlocksStored) -> EngineBlock | None:
         """Return the empty block before the first one; None when its extra keys have a meaning not known here."""
@@ -206,13 +244,17 @@ class Residency:
             if not keys:
                 del self._spanned[owner]
 
-    def _remove(self, event: BlocksRemoved) -> None:
+    def _remove(self, event: BlocksRemoved) -> Iterator[None]:
         if event.remote or not self._is_dense(event.group, None):
             self._counters["ignored_blocks"] += len(event.hashes)
             return
-        bit = _tier_bit(event.medium)
-        for block_hash in event.hashes:
-            self._drop_tier(block_hash, bit)
+        yield from self._drop_tiers(event.hashes, _tier_bit(event.medium))
+
+    def _drop_tiers(self, hashes: Sequence[EngineBlockHash], bit: int) -> Iterator[None]:
+        for at in range(0, len(hashes), _STEP_BLOCKS):
+            for block_hash in hashes[at : at + _STEP_BLOCKS]:
+                self._drop_tier(block_hash, bit)
+            yield
 
     def _drop_tier(self, block_hash: EngineBlockHash, bit: int) -> None:
         block = self._blocks.get(block_hash)
@@ -266,6 +308,21 @@ class Residency:
                 self._dense_groups.add(group)
             return True
         return group is None or group in (self._dense_groups or (0,))
+
+
+def _cut(event: BlocksStored) -> Iterator[BlocksStored]:
+    """Yield an event in runs of at most ``_STEP_BLOCKS`` blocks, each after the one before."""
+    if len(event.hashes) <= _STEP_BLOCKS:
+        yield event
+        return
+    parent = event.parent
+    for at in range(0, len(event.hashes), _STEP_BLOCKS):
+        end = at + _STEP_BLOCKS
+        hashes = event.hashes[at:end]
+        extra_keys = None if event.extra_keys is None else event.extra_keys[at:end]
+        token_ids = event.token_ids[at * event.block_size : end * event.block_size]
+        yield replace(event, hashes=hashes, parent=parent, token_ids=token_ids, extra_keys=extra_keys)
+        parent = hashes[-1]
 
 
 def _tier_bit(medium: str | None) -> int:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gateway.errors import GatewayError, RawHeaders
 from gateway.limits.bodies import Bodies, HeldBytes
@@ -34,6 +34,7 @@ MESSAGES = {
     "requests": "Rate limit reached: {} requests per minute.",
     "tokens": "Rate limit reached: {} tokens per minute.",
     "concurrent": "Rate limit reached: {} requests at once.",
+    "wan_bytes": "Rate limit reached: {} bytes of KV over the link per minute.",
 }
 
 
@@ -129,10 +130,12 @@ class AdmissionControl:
         """Wait until a request may run. ``output_tokens``: the most that its answers may have together.
 
         ``model``: whose place it waits for, and under which its use is counted. ``answers`` 0: it takes no place, so it
-        does not wait for one.
+        does not wait for one, and no KV crosses for it.
         Raises GatewayError 400, 429 or 503.
         """
         rates = rates_of(rules)
+        if not answers:
+            rates = replace(rates, wan_bytes_per_min=None)
         try:
             lease = await self.limits.admit(tenant, rates, prompt_tokens, output_tokens)
         except LimitReached as error:
@@ -172,6 +175,7 @@ class AdmissionControl:
             "requests": rates.requests_per_min,
             "tokens": rates.tokens_per_min,
             "concurrent": rates.concurrent,
+            "wan_bytes": rates.wan_bytes_per_min,
         }[error.refused_by]
         return GatewayError(
             429,
@@ -184,7 +188,7 @@ class AdmissionControl:
 def rates_of(rules: Rules) -> Rates:
     """Return what a tenant may use by its rules."""
     limits = rules.limits
-    return Rates(limits.requests_per_min, limits.tokens_per_min, limits.concurrent)
+    return Rates(limits.requests_per_min, limits.tokens_per_min, limits.concurrent, limits.wan_bytes_per_min)
 
 
 def overloaded() -> GatewayError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 from uuid import uuid4
 
-LimitKind = Literal["requests", "tokens", "concurrent"]
+LimitKind = Literal["requests", "tokens", "concurrent", "wan_bytes"]
 MINUTE_S = 60.0
 SLOT_WAIT_S = 1.0
 """When to come back where an answer of one's own must end first: nobody knows, so soon."""
@@ -18,17 +18,23 @@ SLOT_WAIT_S = 1.0
 class Rates:
     """What a tenant may use, over all gateway processes; None: no limit.
 
-    A bucket holds one minute's worth, so after a quiet minute that much may come at once.
+    A bucket holds one minute's worth, so after a quiet minute that much may come at once. Nobody knows before how many
+    bytes of an answer's KV will cross the WAN: they are charged as they cross, and who is in debt waits.
     """
 
     requests_per_min: int | None = None
     tokens_per_min: int | None = None
     concurrent: int | None = None
+    wan_bytes_per_min: int | None = None
 
     @property
     def any(self) -> bool:
         """Whether there is something to hold."""
-        return not (self.requests_per_min is None and self.tokens_per_min is None and self.concurrent is None)
+        return any(limit is not None for limit in self._all)
+
+    @property
+    def _all(self) -> tuple[int | None, ...]:
+        return self.requests_per_min, self.tokens_per_min, self.concurrent, self.wan_bytes_per_min
 
     def reserve(self, tokens: int) -> int:
         """Tokens to take for a request that may use so many: never more than a full bucket, or it could never run."""
@@ -36,8 +42,7 @@ class Rates:
 
     def share(self, processes: int) -> "Rates":
         """One process's part while it cannot ask the others: at least one of each."""
-        parts = (self.requests_per_min, self.tokens_per_min, self.concurrent)
-        return Rates(*(None if whole is None else max(1, whole // processes) for whole in parts))
+        return Rates(*(None if whole is None else max(1, whole // processes) for whole in self._all))
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +95,25 @@ class Meter:
 
     requests: TokenBucket | None = None
     tokens: TokenBucket | None = None
+    wan_bytes: TokenBucket | None = None
 
     def ask(self, rates: Rates, reserved_tokens: int, running: int, now_s: float) -> RateVerdict:
         """Take one request and its tokens, or take nothing and say why not. ``running``: answers that hold a slot."""
         self.requests = _refilled(self.requests, rates.requests_per_min, now_s)
         self.tokens = _refilled(self.tokens, rates.tokens_per_min, now_s)
+        self.wan_bytes = _refilled(self.wan_bytes, rates.wan_bytes_per_min, now_s)
         if rates.concurrent is not None and running >= rates.concurrent:
             return RateVerdict(self._standing(rates), "concurrent", SLOT_WAIT_S)
-        waits: list[tuple[float, LimitKind]] = []
-        if self.requests is not None and rates.requests_per_min is not None and self.requests.level < 1:
-            waits.append(((1 - self.requests.level) * MINUTE_S / rates.requests_per_min, "requests"))
-        if self.tokens is not None and rates.tokens_per_min is not None and self.tokens.level < reserved_tokens:
-            waits.append(((reserved_tokens - self.tokens.level) * MINUTE_S / rates.tokens_per_min, "tokens"))
+        needs: tuple[tuple[TokenBucket | None, int | None, int, LimitKind], ...] = (
+            (self.requests, rates.requests_per_min, 1, "requests"),
+            (self.tokens, rates.tokens_per_min, reserved_tokens, "tokens"),
+            (self.wan_bytes, rates.wan_bytes_per_min, 1, "wan_bytes"),
+        )
+        waits = [
+            ((need - bucket.level) * MINUTE_S / limit, kind)
+            for bucket, limit, need, kind in needs
+            if bucket is not None and limit is not None and bucket.level < need
+        ]
         if waits:
             wait_s, refused_by = max(waits)
             return RateVerdict(self._standing(rates), refused_by, wait_s)
@@ -115,6 +127,12 @@ class Meter:
         """Return reserved tokens that were not used; below 0: more were used."""
         if self.tokens is not None:
             self.tokens.level += tokens
+
+    def charge_wan(self, wan_bytes: int, limit: int, now_s: float) -> None:
+        """Take what has crossed, also beyond what there is."""
+        if self.wan_bytes is not None:
+            self.wan_bytes.refill(limit, now_s)
+            self.wan_bytes.level -= wan_bytes
 
     def _standing(self, rates: Rates) -> RateLimitStatus:
         requests, tokens = self.requests, self.tokens

@@ -2,7 +2,8 @@
 
 Requests and tokens per minute are token buckets. An admission takes what the request may use at most; the end of the
 answer gives back what it did not, or charges what it used beyond. Answers that run hold leases, which are renewed
-while they run and end by themselves when their process dies.
+while they run and end by themselves when their process dies. Bytes over the WAN are a bucket, too, that is charged as
+they cross.
 
 While Redis is away each process holds its tenants to its share of the limits, which it counts by itself: an admission
 then costs no time at all. What runs is made known as soon as Redis answers again.
@@ -44,6 +45,8 @@ class RateLimiter:
         self._clock = clock
         self._running: dict[str, set[Lease]] = {}
         self._meters: dict[str, Meter] = {}
+        self._budgets: dict[str, int] = {}
+        """Bytes over the WAN a minute, of tenants that were let in under such a limit."""
         self._refused: dict[str, tuple[float, Rates, LimitReached]] = {}
         """When a tenant whose requests were used up may ask again, under which limits, and how it was refused."""
         self._shared = SharedLimits(redis, self._running, **options)
@@ -81,6 +84,8 @@ class RateLimiter:
 
     async def admit(self, tenant: str, rates: Rates, prompt_tokens: int, output_tokens: int) -> Lease:
         """Let one request run. ``output_tokens``: the most it may make. Raises LimitReached and RequestTooLarge."""
+        if rates.wan_bytes_per_min is not None:
+            self._budgets[tenant] = rates.wan_bytes_per_min
         if not rates.any:
             return Lease(tenant, 0)
         if rates.tokens_per_min is not None and prompt_tokens > rates.tokens_per_min:
@@ -95,6 +100,16 @@ class RateLimiter:
         lease.end = self._end
         self._running.setdefault(tenant, set()).add(lease)
         return lease
+
+    def charge_wan(self, tenant: str, wan_bytes: int) -> None:
+        """Bytes of a tenant's KV have crossed; only tenants that were admitted under such a limit are charged."""
+        limit = self._budgets.get(tenant)
+        if limit is None:
+            return
+        if self._shared.up:
+            self._shared.charge_wan(tenant, wan_bytes, limit)
+        elif (meter := self._meters.get(tenant)) is not None:
+            meter.charge_wan(wan_bytes, max(1, limit // max(1, self._processes())), self._clock())
 
     async def _admit_shared(self, tenant: str, rates: Rates, wanted_tokens: int) -> Lease | None:
         if not self._shared.up:

@@ -1,7 +1,7 @@
 """Limits in Redis: one step for each admission, all in order.
 
-One task sends what there is to send: ends of leases first, then renewals, then admissions. So an admission never
-overtakes the end of the lease before it, and many admissions share a round trip. Time is Redis's own.
+One task sends what there is to send: ends of leases and bytes that crossed first, then renewals, then admissions. So an
+admission never overtakes the end of the lease before it, and many admissions share a round trip. Time is Redis's own.
 """
 
 import asyncio
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from backends.transport.patience import PeerTimeout
 from gateway.limits.buckets import Lease, Left, LimitKind, RateLimitStatus, Rates, RateVerdict
 from gateway.redis.client import AWAY, SharedRedis, digest
 from gateway.tasks import end_task
 
 _MOST_AT_ONCE = 512
 _NO_LIMIT = -1
-_REFUSERS: tuple[LimitKind | None, ...] = (None, "requests", "tokens", "concurrent")
+_REFUSERS: tuple[LimitKind | None, ...] = (None, "requests", "tokens", "concurrent", "wan_bytes")
 _RENEWALS_A_LEASE = 4
 _LAST_TIMEOUT_S = 2.0
 """When the process ends nobody waits for an admission any more."""
@@ -58,12 +59,14 @@ class SharedLimits:
         self._on_exchange = on_exchange
         self._asks: list[_Ask] = []
         self._ended: dict[str, tuple[str, int]] = {}
+        self._crossed: dict[str, tuple[int, int]] = {}
+        """Bytes over the WAN by tenant, since the last exchange, and how many may cross in a minute."""
         self._renewed_s = 0.0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._redis = redis.client("limits", timeout_s)
-        self._admit, self._settle, self._renew = (
-            self._redis.script(f"limits_{name}") for name in ("admit", "settle", "renew")
+        self._admit, self._settle, self._renew, self._charge = (
+            self._redis.script(f"limits_{name}") for name in ("admit", "settle", "renew", "charge")
         )
 
     @property
@@ -90,7 +93,7 @@ class SharedLimits:
         is_answered = False
         try:
             # An exchange that runs, and the one after it, have each ended before that.
-            async with asyncio.timeout(3 * self._timeout_s):
+            async with PeerTimeout(3 * self._timeout_s):
                 verdict = await ask.answer
             is_answered = True
         except TimeoutError:
@@ -104,6 +107,10 @@ class SharedLimits:
         """Give a lease's slot and its unused tokens back, soon; below 0 it used more than it took."""
         self._ended[lease.id] = (lease.tenant, unused_tokens)
         self._wake.set()
+
+    def charge_wan(self, tenant: str, wan_bytes: int, per_min: int) -> None:
+        """Take bytes that have crossed, with the next exchange; not again if its answer is lost."""
+        self._crossed[tenant] = (self._crossed.get(tenant, (0, 0))[0] + wan_bytes, per_min)
 
     def _withdraw(self, ask: _Ask) -> None:
         """Nobody waits for the answer: what it may have taken, or may take yet, is given back after it."""
@@ -127,10 +134,11 @@ class SharedLimits:
         self._wake.clear()
         asks, self._asks = self._asks[:_MOST_AT_ONCE], self._asks[_MOST_AT_ONCE:]
         ended = dict(islice(self._ended.items(), _MOST_AT_ONCE))
+        crossed, self._crossed = self._crossed, {}
         replies: Sequence[Any] | None = None
         try:
             async with self._redis.step(timeout_s):
-                replies = await self._send(asks, ended)
+                replies = await self._send(asks, ended, crossed)
         except AWAY:
             pass
         finally:
@@ -145,15 +153,19 @@ class SharedLimits:
         self._on_exchange()
         return self.up
 
-    async def _send(self, asks: Sequence[_Ask], ended: Mapping[str, tuple[str, int]]) -> list[Any]:
+    async def _send(
+        self, asks: Sequence[_Ask], ended: Mapping[str, tuple[str, int]], crossed: Mapping[str, tuple[int, int]]
+    ) -> list[Any]:
         async with self._redis.commands.pipeline(transaction=False) as pipeline:
             pipeline.ping()
             if not self.up:
                 # Once for each connection to a server that may be new: a check before each exchange costs a round trip.
-                for script in (self._admit, self._settle, self._renew):
+                for script in (self._admit, self._settle, self._renew, self._charge):
                     pipeline.script_load(script.script)
             for lease_id, (tenant, unused_tokens) in ended.items():
                 pipeline.evalsha(self._settle.sha, 2, *self._keys(tenant), lease_id, unused_tokens)
+            for tenant, charge in crossed.items():
+                pipeline.evalsha(self._charge.sha, 1, self._keys(tenant)[0], *charge)
             # A Redis that was away is first asked whether it answers: what it may not know of need not be ended there.
             if not self.up:
                 self._renewed_s = 0.0
@@ -165,10 +177,10 @@ class SharedLimits:
                     ids = [lease.id for lease in leases]
                     pipeline.evalsha(self._renew.sha, 1, self._keys(tenant)[1], self._lease_ms, *ids)
             for ask in asks:
-                rates = (ask.rates.requests_per_min, ask.rates.tokens_per_min, ask.rates.concurrent)
-                limits = [_NO_LIMIT if limit is None else limit for limit in rates]
-                keys, lease = self._keys(ask.lease.tenant), ask.lease
-                pipeline.evalsha(self._admit.sha, 2, *keys, lease.id, self._lease_ms, *limits, lease.reserved_tokens)
+                keys, lease, rates = self._keys(ask.lease.tenant), ask.lease, ask.rates
+                per_min = (rates.requests_per_min, rates.tokens_per_min, rates.wan_bytes_per_min, rates.concurrent)
+                limits = [_NO_LIMIT if limit is None else limit for limit in per_min]
+                pipeline.evalsha(self._admit.sha, 2, *keys, lease.id, self._lease_ms, lease.reserved_tokens, *limits)
             return await pipeline.execute()
 
     def _answer(self, asks: Sequence[_Ask], replies: Sequence[Any] | None) -> None:

@@ -5,15 +5,15 @@ Engines get some short prompts for that. What is learnt is told beside what the 
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from backends.errors import BackendError
 from gateway.errors import reason_of
 from gateway.fleet.canaries import NoWay
 from gateway.fleet.canary import CanaryPath, CanaryUnread, CanaryUnseen, answers_alike, make_prompt
-from gateway.fleet.kv_probe import PairReading, read_pair
+from gateway.fleet.kv_probe import MakePrompt, PairReading, read_pair
 from gateway.fleet.kv_reading import StoreReading, is_same_size
 from gateway.fleet.kv_sizes import describe_size
-from gateway.fleet.kv_trust import name_link
 from gateway.fleet.links import Links
 from gateway.fleet.pools import Instance, Pools
 from gateway.text.model import ServedModel
@@ -57,16 +57,24 @@ class LinkProbe:
 
 
 async def probe_links(
-    served: Mapping[str, ServedModel], pools: Pools, links: Links, find_crossing: FindCrossing, least_tokens: int
+    served: Mapping[str, ServedModel],
+    pools: Pools,
+    links: Links,
+    find_crossing: FindCrossing,
+    least_tokens: Callable[[str], int],
 ) -> list[LinkProbe]:
     """Probe each link for each model that has a P at its one end and an MD at the other."""
     found = []
-    for source, dest in sorted(links.views()):
+    for link in sorted(links.all, key=lambda link: link.name):
         for model in served.values():
-            ends = [_pick(pools, model.name, role, region) for role, region in ((Role.P, source), (Role.MD, dest))]
+            if links.get(*link.route, model.name) is not link:
+                continue
+            sides = ((Role.P, link.source), (Role.MD, link.dest))
+            ends = [_pick(pools, model.name, role, region) for role, region in sides]
             if all(configured for configured, _ in ends):
                 prefill, main = (instance for _, instance in ends)
-                found.append(await _probe(model, (source, dest), prefill, main, find_crossing, least_tokens))
+                make = partial(_make_prompt, model, least_tokens)
+                found.append(await _probe(link.name, model.name, prefill, main, find_crossing, make))
     return found
 
 
@@ -77,29 +85,33 @@ def _pick(pools: Pools, model: str, role: Role, region: str) -> tuple[bool, Inst
     return bool(filled), next((one for one in filled if one.usable(now_s)), None)
 
 
+def _make_prompt(model: ServedModel, least_tokens: Callable[[str], int], wished_tokens: int) -> list[int]:
+    return make_prompt(model, least_tokens(model.name), wished_tokens)
+
+
 async def _probe(
-    model: ServedModel,
-    route: tuple[str, str],
+    link: str,
+    model: str,
     prefill: Instance | None,
     main: Instance | None,
     find_crossing: FindCrossing,
-    least_tokens: int,
+    make: MakePrompt,
 ) -> LinkProbe:
     faults, notes = [], []
     read: PairReading | None = None
     try:
         if prefill is None or main is None:
             raise NoWay("no P or no MD is up")
-        crossing = find_crossing(model.name, prefill, main)
+        crossing = find_crossing(model, prefill, main)
         if crossing is None:
             raise NoWay("P and MD stand in one region")
-        read = await read_pair(lambda: make_prompt(model, least_tokens), prefill, main, crossing)
+        read = await read_pair(make, prefill, main, crossing)
         if read.failure is not None:
             notes.append(f"the stores were not read: {read.failure}")
         faults += read.contradictions() + (read.lost_salts() if crossing.is_salted else [])
         notes += _compare_size(read, crossing)
         if not faults:
-            prompt = make_prompt(model, least_tokens)
+            prompt = make(0)
             is_alike = await answers_alike(prompt, prefill, main, crossing)
             notes.append(f"KV of {len(prompt)} tokens has crossed, and {main.spec.id} went on behind it")
             if not is_alike:
@@ -109,8 +121,8 @@ async def _probe(
     except (BackendError, TimeoutError, NoWay) as error:
         faults.append(f"nothing could be tried: {reason_of(error)}")
     return LinkProbe(
-        name_link(route),
-        model.name,
+        link,
+        model,
         prefill.spec.id if prefill else None,
         main.spec.id if main else None,
         read.prefill if read else None,
@@ -122,7 +134,7 @@ async def _probe(
 
 
 def _compare_size(read: PairReading, crossing: CanaryPath) -> list[str]:
-    if read.prefill is None or crossing.link.has_groups:
+    if read.prefill is None or crossing.kv.has_groups:
         return []
     token_bytes, expected = read.prefill.bytes_of_token(read.terms.heads), crossing.kv_bytes_per_token
     if token_bytes is None or is_same_size(token_bytes, expected):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.auth.identify import OPEN_TENANT
-from gateway.fleet.kv_trust import name_link
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance
 from gateway.limits.usage import HOUR_S, Use, read_usage
@@ -52,7 +51,7 @@ class LastMinute:
         totals |= {name: getattr(use, name) for name in ("requests", "slo_met", "slo_missed")}
         for link in links:
             if link.state is not None:
-                totals[f"wan:{name_link(link.route)}"] = float(link.state.wan_bytes_total)
+                totals[f"wan:{link.name}"] = float(link.state.wan_bytes_total)
         if self._last_s is not None and now_s > self._last_s:
             span_s, last = now_s - self._last_s, self._last
             point: dict[str, float] = {
@@ -91,7 +90,9 @@ class OperatorView:
 
     async def sample(self) -> None:
         """Add a point to the rates; to be called once a second."""
-        self.minute.sample(self._clock(), self._status.tenancy.usage.total, self._links(), self._router.pools.instances)
+        self.minute.sample(
+            self._clock(), self._status.tenancy.usage.total, self._router.links.all, self._router.pools.instances
+        )
         if self.minute.taken % LEVEL_EVERY == 1:
             for name in self._status.served:
                 self._note_level(name)
@@ -121,7 +122,7 @@ class OperatorView:
             "gateway": {"self": self._gateway()},
             "processes": self._processes,
             "instances": {one.spec.id: self._instance(one, hits) for one in self._router.pools.instances},
-            "links": {name_link(link.route): self._link(link) for link in self._links()},
+            "links": {link.name: self._link(link) for link in self._router.links.all},
             "models": {name: self._model(name) for name in self._status.served},
             "requests": {one.request_id: self._request(one) for one in timelines},
             "usage": self._usage,
@@ -172,15 +173,16 @@ class OperatorView:
         }
 
     def _link(self, link: Link) -> dict[str, Any]:
-        view = link.view()
-        kv_bytes = [facts.kv_bytes_per_token for facts in self._router.models.values()]
-        typical = max(kv_bytes, default=0) * TYPICAL_PROMPT_TOKENS
+        view, models = link.view(), self._router.models
+        carried = [name for name in self._status.served if self._router.links.get(*link.route, name) is link]
+        typical = max((models[name].kv_bytes_per_token for name in carried), default=0) * TYPICAL_PROMPT_TOKENS
         rate = view.rate_bytes_per_s
         return {
             "source": link.source,
             "dest": link.dest,
             "up": view.up,
-            "lost": [name for name in self._status.served if not self._status.trust.believes(link.route, name)],
+            "lost": [name for name in carried if not self._status.trust.believes(link.route, name)],
+            "kv": {name: link.kv.of(name).at("source", models[name].kv_name).describe() for name in carried},
             "rate_bytes_per_s": round(rate),
             "queued_bytes": view.queued_bytes,
             "open": view.open_transfers,
@@ -233,10 +235,6 @@ class OperatorView:
             "wan_bytes": summary.get("wan_bytes", 0),
             "has_decision": one.decision is not None,
         }
-
-    def _links(self) -> list[Link]:
-        links = self._router.links
-        return [link for key in links.views() if (link := links.get(*key)) is not None]
 
     async def _read_usage(self) -> dict[str, Any]:
         book, hour = self._status.tenancy.book, int(self._wall()) // HOUR_S

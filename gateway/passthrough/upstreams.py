@@ -11,6 +11,7 @@ import msgspec
 
 from backends.errors import BackendError, EngineBroken, EngineUnavailable
 from backends.transport.client import HttpOrigin
+from backends.transport.patience import PeerTimeout
 from gateway.errors import reason_of
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Upstream:
     async def check(self) -> None:
         """Ask for its models: it lives when it answers; without such a list too, if its models are named."""
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
+            async with PeerTimeout(PROBE_TIMEOUT_S):
                 found = await self._ask_models()
         except (BackendError, TimeoutError) as error:
             if self.reachable:

@@ -75,6 +75,7 @@ class Comparison:
                     **asdict(result.report),
                     "served_per_s": served,
                     "served_by_cost": served / one.fleet.cost if one.fleet.cost else 0.0,
+                    "wanted": result.wanted,
                     "ttft_quantiles_s": list(result.ttft_s),
                 }
                 for one, result, served in zip(self.contenders, self.results, self.served_per_s, strict=True)

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.planning.paper import IDEAS, REPORTED
 from gateway.planning.scenario import Scenario
 from gateway.planning.svg import Curve, plot, rows_to_table
-from gateway.planning.tables import show
+from gateway.planning.tables import FIGURES_HEAD, figure_rows, show
 from policies.simulator.cases import CaseResult
 from policies.simulator.closed_form import closed_form, needs
 from policies.simulator.engine_model import EngineModel
@@ -19,11 +19,12 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:1120px;padding:0 1rem;color:#222;background:#fff}
 h1{font-size:1.5rem}h2{font-size:1rem;margin:.2rem 0}main{display:grid;grid-template-columns:repeat(2,1fr);gap:1.5rem}
 figure{margin:0}section{grid-column:1/-1;overflow-x:auto}svg{width:100%}polyline{fill:none;stroke-width:2}
-.axis{fill:none;stroke:#999}text{font-size:11px;fill:#555}.x{text-anchor:middle}.y{text-anchor:end}
+.grid{fill:none;stroke:#e4e4e4}text{font-size:11px;fill:#555}.x{text-anchor:middle}.y{text-anchor:end}
 ul{list-style:none;padding:0;margin:0;display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:13px}
 li::before{content:"";display:inline-block;width:1em;height:3px;margin:0 .4em .25em 0;background:var(--colour)}
 p{font-size:13px;color:#555;margin:.2rem 0}table{border-collapse:collapse;font-size:13px}
-td,th{border:1px solid #ddd;padding:.2rem .5rem;text-align:right}td:first-child,th:first-child{text-align:left}
+td,th{border:1px solid #ddd;padding:.2rem .5rem;text-align:right}th,.words{text-align:left}
+tr:nth-child(even) td{background:#f8f8f8}th{background:#f0f0f0;font-weight:600}
 @media(max-width:800px){main{grid-template-columns:1fr}}
 """
 
@@ -40,6 +41,15 @@ def cdf(name: str, quantiles: Sequence[float]) -> Curve:
     """Quantiles, evenly from 0 to 100 %, as a curve of shares."""
     most = max(1, len(quantiles) - 1)
     return Curve(name, [(value, point / most) for point, value in enumerate(quantiles)])
+
+
+RUNS = {
+    "same": "one region",
+    "naive": "two regions, nothing kept at MD",
+    "cross": "two regions, no relay",
+    "pdd": "PDD",
+}
+"""The four runs of the reported scenario."""
 
 
 def plot_results(results: Mapping[str, CaseResult]) -> list[str]:
@@ -126,20 +136,10 @@ def plot_ratios(scenario: Scenario) -> list[str]:
 
 def paper_page(scenario: Scenario, tables: Mapping[str, Any], results: Mapping[str, CaseResult]) -> str:
     """The study of the report's scenario."""
-    figures = [
-        [
-            REPORTED[name][1],
-            show(name, row["paper"]),
-            show(name, row["ours"]),
-            f"{row['deviation']:+.0%}",
-            row.get("decided_by", ""),
-        ]
-        for name, row in tables["paper"].items()
-    ]
+    measures = ("bcr", "ttft_p50_s", "ttft_p99_s", "gap_p99_s")
     ideas = [
-        [IDEAS[name][0], switch, *(f"{found[key]:.3f}" for key in ("bcr", "ttft_p50_s", "ttft_p99_s", "gap_p99_s"))]
+        [IDEAS[name][0], *(f"{row[key]:.3f} ({row['off'][key]:.3f})" for key in measures)]
         for name, row in tables["ablation"].items()
-        for switch, found in (("on", row), ("off", row["off"]))
     ]
     names = list(REPORTED)
 
@@ -150,12 +150,14 @@ def paper_page(scenario: Scenario, tables: Mapping[str, Any], results: Mapping[s
     return write_page(
         "PDD: the reported scenario, simulated",
         [
-            rows_to_table("Figures", ["figure", "reported", "ours", "deviation", "decided by"], figures),
-            *plot_results(results),
+            rows_to_table("Figures", FIGURES_HEAD, figure_rows(tables["paper"])),
+            *plot_results({RUNS[name]: result for name, result in results.items()}),
             plot_bathtub(scenario.parts().near, scenario.prompt_tokens),
             *plot_ratios(scenario),
             rows_to_table("By the line's load", ["line load", *heads], by_case(tables["line_loads"])),
-            rows_to_table("Ideas", ["idea", "", "served / cost", "TTFT p50 s", "TTFT p99 s", "gap p99 s"], ideas),
+            rows_to_table(
+                "Ideas, each on (and off)", ["idea", "served / cost", "TTFT p50 s", "TTFT p99 s", "gap p99 s"], ideas
+            ),
             rows_to_table("One assumption changed at a time", ["assumption", *heads], by_case(tables["sensitivity"])),
         ],
     )

@@ -24,6 +24,7 @@ from policies.simulator.topologies import (
 
 SPREAD = (0.8, 1.0, 1.25)
 """Numbers of MDs that are tried, by the closed form's."""
+FEW = 4
 RLDS = (0, 1, 3)
 """RLDs that are tried beyond the first."""
 LINES = (0.5, 1.0, 2.0)
@@ -95,17 +96,28 @@ def make_candidates(scenario: Scenario, traffic: Agents | Recorded, rate_per_s: 
     )
     found = []
     for kind, chip, own in flat:
-        counts = size_fleet(kind, own, load, _budget(kind, own, load, target))
-        found.append(Candidate(kind, chip, counts, own, 0.0, topology_rules(kind, rules)))
+        base = size_fleet(kind, own, load, _budget(kind, own, load, target))
+        flat_rules = topology_rules(kind, rules)
+        found += [Candidate(kind, chip, replace(base, md=md), own, 0.0, flat_rules) for md in _spread(base.md)]
     base = size_fleet("pdd", parts, load, _budget("pdd", parts, load, target))
+    found += [
+        Candidate("pdd", names, replace(base, p=p), parts, scenario.line_gbit, rules)
+        for p in (base.p - 1, base.p + 1)
+        if p
+    ]
     for share in LINES:
         line = replace(parts.line, rate_bytes_per_s=parts.line.rate_bytes_per_s * share, cost=parts.line.cost * share)
         wired = replace(parts, line=line)
-        for md in sorted({max(1, round(base.md * part)) for part in SPREAD}):
+        for md in _spread(base.md):
             for more in RLDS if share == 1.0 else RLDS[:1]:
                 counts = FleetCounts(base.p, max(1, base.rld + more), md)
                 found.append(Candidate("pdd", names, counts, wired, scenario.line_gbit * share, rules))
     return found
+
+
+def _spread(md: int) -> list[int]:
+    """Numbers of MDs around the closed form's; of few, also all that are fewer: one more or less is much there."""
+    return sorted({max(1, round(md * part)) for part in SPREAD} | set(range(1, md if md <= FEW else 1)))
 
 
 def _budget(kind: FleetKind, parts: FleetParts, load: Workload, target_per_s: float) -> float:

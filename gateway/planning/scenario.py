@@ -66,6 +66,8 @@ class Scenario(Section, frozen=True):
     line_load: Positive
     search_s: Positive
     seed: int = 1
+    repeats: Count = 1
+    """Seeds from ``seed`` on of the runs that the reported figures are compared with."""
     mfu: Positive = MFU
     mbu: Positive = MBU
     tokens_per_step: Positive | None = None
@@ -73,6 +75,9 @@ class Scenario(Section, frozen=True):
     decode_chips: Count = 1
     itl_s: Positive | None = None
     """Longest mean time between an answer's tokens that is promised. None: the whole answer's time is all."""
+    cold_output_tokens: Count | None = None
+    """Mean length of answers to prompts of which next to nothing is cached. None: that of all answers."""
+    direct_wan_bound_s: Annotated[float, Meta(ge=0)] = Rules().direct_wan_bound_s
 
     @property
     def llm(self) -> Llm:
@@ -90,6 +95,7 @@ class Scenario(Section, frozen=True):
             output_spread=self.output_spread,
             hits=tuple(HitBucket(*bucket) for bucket in self.hits),
             turn_s=self.turn_s,
+            cold_output_tokens=self.cold_output_tokens,
         )
 
     @property
@@ -100,7 +106,8 @@ class Scenario(Section, frozen=True):
     @property
     def rules(self) -> Rules:
         """The gateway's defaults with the scenario's promises."""
-        return Rules(slo=SloRules(ttft_s=self.ttft_s, total_s=self.total_s))
+        slo = SloRules(ttft_s=self.ttft_s, total_s=self.total_s)
+        return Rules(slo=slo, direct_wan_bound_s=self.direct_wan_bound_s)
 
     def workload(self, traffic: Agents | Recorded) -> Workload:
         """A request on average, and the pace that is promised."""

@@ -26,6 +26,24 @@ def show(name: str, value: float) -> str:
     return f"{value:.2f}" + (" s" if name.endswith("_s") else "")
 
 
+FIGURES_HEAD = ("figure", "reported", "ours", "±", "deviation", "decided by")
+
+
+def figure_rows(paper: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Write the reported figures beside ours."""
+    return [
+        [
+            REPORTED[name][1],
+            show(name, row["paper"]),
+            show(name, row["ours"]),
+            show(name, row["spread"]).lstrip("+"),
+            f"{row['deviation']:+.0%}",
+            row.get("decided_by", ""),
+        ]
+        for name, row in paper.items()
+    ]
+
+
 def print_paper(tables: Mapping[str, Any], console: Console) -> None:
     """Print the study of the report's scenario."""
     rates = tables["rates"]
@@ -33,10 +51,9 @@ def print_paper(tables: Mapping[str, Any], console: Console) -> None:
         f"Served within the promises: one region {rates['same']:.1f}/s, PDD {rates['pdd']:.1f}/s "
         f"(closed form {rates['closed_form']['same']:.1f} and {rates['closed_form']['pdd']:.1f})"
     )
-    table = Table("figure", "reported", "ours", "deviation", "decided by", title="The report's figures and ours")
-    for name, row in tables["paper"].items():
-        cells = [show(name, row["paper"]), show(name, row["ours"]), f"{row['deviation']:+.0%}"]
-        table.add_row(REPORTED[name][1], *cells, row.get("decided_by", ""))
+    table = Table(*FIGURES_HEAD, title="The report's figures and ours")
+    for row in figure_rows(tables["paper"]):
+        table.add_row(*row)
     console.print(table)
     loads = tables["line_loads"]
     table = Table("figure", *loads, title="By the line's load")
@@ -64,7 +81,20 @@ def print_sensitivity(sensitivity: Mapping[str, Mapping[str, float]], console: C
 def print_comparison(found: Comparison, console: Console) -> None:
     """Print fleets side by side."""
     table = Table(title="At the traffic's own rate; served: the highest rate within the promises")
-    columns = ("topology", "P/RLD/MD", "cost/h", "good", "TTFT p50", "p90", "p99", "gap p99", "ITL p50", "hit P", "MD")
+    columns = (
+        "topology",
+        "P/RLD/MD",
+        "wanted",
+        "cost/h",
+        "good",
+        "TTFT p50",
+        "p90",
+        "p99",
+        "gap p99",
+        "ITL p50",
+        "hit P",
+        "MD",
+    )
     for column in (*columns, "RLD tokens", "singular", "WAN GB", "served/s", "served/cost"):
         table.add_column(column, justify="left" if column == "topology" else "right", no_wrap=True)
     for one, result, served in zip(found.contenders, found.results, found.served_per_s, strict=True):
@@ -72,6 +102,7 @@ def print_comparison(found: Comparison, console: Console) -> None:
         table.add_row(
             one.name,
             "/".join(str(count) for count in one.counts.values()),
+            "/".join(f"{result.wanted[role]:.1f}" for role in one.counts),
             f"{report.cost:.2f}",
             f"{report.good:.1%}",
             *(f"{wait:.2f}" for wait in (report.ttft.p50_s, report.ttft.p90_s, report.ttft.p99_s, report.gap.p99_s)),

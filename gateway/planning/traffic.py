@@ -1,15 +1,23 @@
-"""Traces from files: Mooncake's and our own (JSON lines), Azure's (CSV, which gets the agents' hits)."""
+"""Traces from files: Mooncake's, TraceLab's and our own (JSON lines), Azure's (CSV, which gets the agents' hits)."""
 
 import csv
 import json
 import random
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from gateway.config.fleet_settings import BadSettings
 from policies.simulator.cases import Agents, Recorded
-from policies.simulator.trace import MOONCAKE_BLOCK_TOKENS, Row, read_azure, read_mooncake
+from policies.simulator.trace import (
+    MOONCAKE_BLOCK_TOKENS,
+    TRACELAB_BLOCK_TOKENS,
+    Row,
+    read_azure,
+    read_mooncake,
+    read_tracelab,
+)
 
 
 def read_traffic(path: Path, agents: Agents, seed: int, most: int | None = None) -> Recorded:
@@ -22,8 +30,7 @@ def read_traffic(path: Path, agents: Agents, seed: int, most: int | None = None)
                 rows = list(agents.source(random.Random(seed), rate).dress(bare))
                 block_tokens = agents.block_tokens
             else:
-                lines = _parse(path, file)
-                rows, block_tokens = list(read_mooncake(lines)), MOONCAKE_BLOCK_TOKENS
+                rows, block_tokens = _read_lines(path, file)
     except OSError as error:
         raise BadSettings(f"cannot read {path}: {error.strerror}") from None
     except (KeyError, ValueError, TypeError) as error:
@@ -37,10 +44,20 @@ def _in_order(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: row.at_s)
 
 
+def _read_lines(path: Path, file: Iterator[str]) -> tuple[list[Row], int]:
+    lines = _parse(path, file)
+    first = next(lines, None)
+    if first is None:
+        return [], MOONCAKE_BLOCK_TOKENS
+    if "prefix_tokens" in first:
+        return list(read_tracelab(chain([first], lines))), TRACELAB_BLOCK_TOKENS
+    return list(read_mooncake(chain([first], lines))), MOONCAKE_BLOCK_TOKENS
+
+
 def _parse(path: Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             value = json.loads(line)
-            if not isinstance(value, dict) or "hash_ids" not in value:
-                raise BadSettings(f"{path}:{number}: not a request of a Mooncake trace")
+            if not isinstance(value, dict) or not value.keys() & {"hash_ids", "prefix_tokens"}:
+                raise BadSettings(f"{path}:{number}: not a request of a trace of Mooncake's or TraceLab's")
             yield value

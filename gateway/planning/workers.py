@@ -2,14 +2,14 @@
 
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import TypeVar
 
-from rich.progress import Progress, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from policies.simulator.cases import CaseResult, SimulationCase, run_case, search_rate
 
@@ -73,8 +73,18 @@ class Workers:
         return [future.result() for future in futures]
 
     def simulate(self, text: str, cases: Sequence[SimulationCase]) -> list[CaseResult]:
-        """Run cases."""
-        return self.run(text, simulate, cases)  # type: ignore[arg-type]
+        """Run cases; equal ones once."""
+        distinct: list[SimulationCase] = []
+        for case in cases:
+            if case not in distinct:
+                distinct.append(case)
+        results = self.run(text, simulate, distinct)  # type: ignore[arg-type]
+        return [results[distinct.index(case)] for case in cases]
+
+    def simulate_groups(self, text: str, groups: Sequence[Mapping[str, SimulationCase]]) -> list[dict[str, CaseResult]]:
+        """Run several groups of cases in one go, so that no process waits for the last one of a group."""
+        results = iter(self.simulate(text, [case for group in groups for case in group.values()]))
+        return [{name: next(results) for name in group} for group in groups]
 
     def find_rates(self, text: str, searches: Sequence[RateSearch]) -> list[float]:
         """Search for the rates of several fleets."""
@@ -89,7 +99,8 @@ class Workers:
 @contextmanager
 def open_workers(jobs: int | None, quiet: bool = False) -> Iterator[Workers]:
     """Make workers, as many as there are cores where nothing is said, with bars where somebody looks."""
-    progress = None if quiet else Progress(*Progress.get_default_columns()[:-1], TimeRemainingColumn(), transient=True)
+    columns = (*Progress.get_default_columns()[:-2], MofNCompleteColumn(), TimeRemainingColumn())
+    progress = None if quiet else Progress(*columns, transient=True)
     workers = Workers(jobs or len(os.sched_getaffinity(0)), progress)
     try:
         if progress is not None:

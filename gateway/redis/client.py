@@ -6,7 +6,6 @@ on that: limits are held alone while *their* steps fail. What the process says o
 ``/admin/rules`` and in the log, is ``SharedRedis.up``.
 """
 
-import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -21,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import RedisError
 
+from backends.transport.patience import PeerTimeout
 from gateway.errors import reason_of
 from gateway.redis.scripts import SCRIPTS
 
@@ -121,9 +121,9 @@ class RedisClient:
             script = self._scripts[name] = self.commands.register_script(SCRIPTS[name])
         return script
 
-    def limit(self, timeout_s: float | None = None) -> asyncio.Timeout:
+    def limit(self, timeout_s: float | None = None) -> PeerTimeout:
         """Bound what is in the block by ``timeout_s`` (None: the usual); how it ends is not noted."""
-        return asyncio.timeout(self._timeout_s if timeout_s is None else timeout_s)
+        return PeerTimeout(self._timeout_s if timeout_s is None else timeout_s)
 
     @contextmanager
     def noted(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from backends.base import KvPath
 from backends.types import TransferRequest
 from gateway.fleet.kv_sizes import KvSizes, describe_size
+from gateway.fleet.kv_terms import KvTerms
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning
 from gateway.fleet.links import Link
@@ -27,13 +28,14 @@ from policies.types import Role, Snapshot
 class AnswerOutcome:
     """Leaves with the index, the statistics and the singular budget what comes of one answer.
 
-    ``look``: at the fleet as it is now. ``link`` None: no KV crosses.
+    ``look``: at the fleet as it is now. ``link`` None: no KV crosses; ``kv``: how that is named and cut.
     """
 
     request: GenerationRequest
     decision: Decision
     rules: Rules
     link: Link | None
+    kv: KvTerms | None
     facts: ModelFacts
     pools: Pools
     index: PrefixIndex
@@ -52,12 +54,11 @@ class AnswerOutcome:
 
         Only now is the receiving region's store known to have the prompt in a form that its engines can use.
         """
-        link, request = self.link, self.request
-        if link is None or link.path.traits.lends:
+        link, kv, request = self.link, self.kv, self.request
+        if link is None or kv is None or link.path.traits.lends:
             return True
-        chunk_tokens = link.chunk_tokens
-        moved_tokens = len(request.prompt) // chunk_tokens * chunk_tokens
-        spare_tokens = max(chunk_tokens, self.rules.relay.kv_least_load_tokens)
+        moved_tokens = kv.full_tokens(len(request.prompt))
+        spare_tokens = max(kv.chunk_tokens, self.rules.relay.kv_least_load_tokens)
         if cached_tokens is not None and moved_tokens - cached_tokens > spare_tokens:
             self.trust.note_unread(
                 link.route, request.model, instance_id, moved_tokens, cached_tokens, is_salted=self.is_salted
@@ -81,7 +82,7 @@ class AnswerOutcome:
         link, request = self.link, self.request
         if link is None:
             return "no link"
-        why = link.describe_unseen(self.facts.kv_name, self.is_salted, after_s)
+        why = link.describe_unseen(request.model, self.facts.kv_name, self.is_salted, after_s)
         self.trust.note_unseen(link.route, request.model, why, is_salted=self.is_salted)
         return why
 
@@ -90,10 +91,10 @@ class AnswerOutcome:
 
         A request that tries a link that was given up moves it all the same: what MD makes of it decides.
         """
-        link, model, given = self.link, self.request.model, self.facts.kv_bytes_per_token
-        if link is None or link.has_groups:
+        link, kv, model, given = self.link, self.kv, self.request.model, self.facts.kv_bytes_per_token
+        if link is None or kv is None or kv.has_groups:
             return None
-        token_bytes = link.terms("source", self.facts.kv_name, self.facts.kv_shape).token_bytes(chunk_bytes)
+        token_bytes = kv.at("source", self.facts.kv_name, self.facts.kv_shape).token_bytes(chunk_bytes)
         if self.sizes.note(model, given, token_bytes) or self.facts.kv_shape is None:
             return None
         if self.trust.is_on_trial(link.route, model, is_salted=self.is_salted):

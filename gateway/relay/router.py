@@ -8,6 +8,7 @@ from backends.types import TransferRequest
 from gateway.config.rulebook import RuleBook
 from gateway.errors import GatewayError
 from gateway.fleet.kv_sizes import KvSizes
+from gateway.fleet.kv_terms import KvTerms
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -32,6 +33,9 @@ from policies.rules import Rules
 from policies.types import Facts, Hit, NoInstance, Rng, Snapshot
 from policies.where import Where
 
+NO_LINK = KvTerms(chunk_tokens=1)
+"""Where P and MD share a store nothing crosses, and every token that P has stored is there."""
+
 
 def _count_nothing(tenant: str, model: str, use: Use) -> None:
     """Nobody wants to know."""
@@ -39,7 +43,9 @@ def _count_nothing(tenant: str, model: str, use: Use) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """See ``gateway.relay.types.Generator``. ``note_use`` is told what a tenant's answers used of a model, in parts."""
+    """See ``gateway.relay.types.Generator``. ``note_use`` is told what a tenant's answers used of a model, in parts.
+    ``name_tenant``: what KV paths call one.
+    """
 
     models: Mapping[str, ModelFacts]
     pools: Pools
@@ -54,21 +60,30 @@ class Router:
     metrics: Metrics
     rng: Rng
     note_use: Callable[[str, str, Use], None] = _count_nothing
+    name_tenant: Callable[[str], str] = str
     sizes: KvSizes = field(default_factory=KvSizes)
     tracer: Tracer | None = None
 
     def generate(self, request: GenerationRequest) -> RelayAnswer:
         """Decide and prepare; the engines are called once the answer is run. Raises GatewayError."""
         rules = request.rules or self.rulebook.of(request.tenant, request.session or request.request_id)
+        came_s = self.pools.clock()
         decision = self.decide(request, rules)
         self.trust.use(decision.plan.link, request.model, is_salted=request.cache_salt is not None)
         self.learning.note_decision(decision, rules)
+        if decision.plan.prefill is not None:
+            self.learning.note_prefill(decision.facts, self.pools[decision.plan.prefill].view(self.pools.clock()))
         self._note_session(decision)
         timeline = self.timelines.open(request.request_id, request.model, request.trace)
         if timeline.trace is not request.trace:
             request = replace(request, trace=timeline.trace)
         timeline.decision = decision
-        timeline.summary["tenant"] = request.tenant
+        timeline.summary |= {
+            "tenant": request.tenant,
+            "tokenise_s": round(request.tokenise_s, 6),
+            "waited_s": round(request.waited_s, 6),
+            "decide_s": round(self.pools.clock() - came_s, 6),
+        }
         note_use = partial(self.note_use, request.tenant, request.model)
         traced = self._trace(request, decision.plan, rules)
         record = Record(timeline, self.metrics, decision.plan, note_use, rules.slo, request.waited_s, traced)
@@ -141,9 +156,9 @@ class Router:
         facts = self.models[model]
         return Snapshot(
             instances=self.pools.views(model),
-            links=self.trust.mark(self.links.views(), model, is_salted=is_salted),
+            links=self.trust.mark(self.links.views(model), model, is_salted=is_salted),
             kv_bytes_per_token=self.sizes.of(model, facts.kv_bytes_per_token),
-            kv_chunk_tokens=self.links.chunk_tokens,
+            kv_chunk_tokens=self.links.chunk_tokens(model),
             prefix_cache_effective=facts.cache_effective,
             alignment=self.learning.alignment(model),
             singular=self.learning.singular(model),
@@ -153,13 +168,15 @@ class Router:
 
     def _plan(self, request: GenerationRequest, rules: Rules, decision: Decision, failover: Failover) -> AnswerPlan:
         plan = decision.plan
-        link = self._link(plan, rules)
+        link = self._link(plan, rules, request.model)
+        kv = link.kv.of(request.model) if link is not None else None
         look = partial(self.snapshot, request.model, decision.facts.session, decision.facts.salted)
         outcome = AnswerOutcome(
             request=request,
             decision=decision,
             rules=rules,
             link=link,
+            kv=kv,
             facts=self.models[request.model],
             pools=self.pools,
             index=self.index,
@@ -175,7 +192,7 @@ class Router:
             terms=self._terms(request, rules, decision, outcome, failover),
             rules=rules.relay,
             path=link.path if link else None,
-            transfer=self._transfer(request, link),
+            transfer=self._transfer(request, rules, link, kv or NO_LINK),
             kv_patience_s=plan.kv_patience_s(decision.estimate, rules),
             reserve_s=rules.handoff.reserve_s,
             rtt_s=link.view().rtt_s if link else 0.0,
@@ -183,13 +200,13 @@ class Router:
             outcome=outcome,
         )
 
-    def _link(self, plan: Plan, rules: Rules) -> Link | None:
+    def _link(self, plan: Plan, rules: Rules, model: str) -> Link | None:
         if plan.link is not None:
-            return self.links.get(*plan.link)
+            return self.links.get(*plan.link, model)
         if plan.prefill is None or not plan.ends_on_relay:
             return None
         # should RLD be lost for good, any MD that can be reached goes on
-        return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules))
+        return self.links.first_from(self.pools[plan.prefill].spec.region, Where.of(rules), model)
 
     def _terms(
         self,
@@ -216,20 +233,21 @@ class Router:
             leaves_prefill=partial(outcome.leaves_prefill, failover),
         )
 
-    def _transfer(self, request: GenerationRequest, link: Link | None) -> TransferRequest:
-        return TransferRequest(
-            transfer_id=request.request_id,
-            dialect=link.dialect if link else "",
-            model=self.models[request.model].kv_name,
-            token_ids=request.prompt,
-            chunk_tokens=link.chunk_tokens if link else 1,
+    def _transfer(self, request: GenerationRequest, rules: Rules, link: Link | None, kv: KvTerms) -> TransferRequest:
+        facts = self.models[request.model]
+        return kv.request(
+            request.request_id,
+            facts.kv_name,
+            request.prompt,
             salt=request.cache_salt,
             served_model=request.model,
-            kv_bytes_per_token=self.sizes.of(request.model, self.models[request.model].kv_bytes_per_token),
-            kv_shape=self.models[request.model].kv_shape,
-            kv_groups=self.models[request.model].kv_groups,
+            kv_bytes_per_token=self.sizes.of(request.model, facts.kv_bytes_per_token),
+            kv_shape=facts.kv_shape,
+            kv_groups=facts.kv_groups,
             checks_size=link is None
             or not self.trust.is_on_trial(link.route, request.model, is_salted=request.cache_salt is not None),
+            tenant=self.name_tenant(request.tenant),
+            weight=rules.limits.wan_weight,
         )
 
     def _note_session(self, decision: Decision) -> None:

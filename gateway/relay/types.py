@@ -21,7 +21,7 @@ class GenerationRequest:
     ``max_tokens`` None: the client set no limit (the context limit applies). ``features`` tell whether the answer may
     be split. ``output_hint_tokens``: the client's own guess. ``session``: the client's name for the conversation.
     ``rules``: those that the request keeps; None: those in force for its tenant and session. ``waited_s``: how long it
-    waited for a place.
+    waited for a place. ``tokenise_s``: how long its prompt took to become ids.
     """
 
     request_id: str
@@ -39,6 +39,7 @@ class GenerationRequest:
     session: str | None = None
     rules: Rules | None = None
     waited_s: float = 0.0
+    tokenise_s: float = 0.0
     trace: TraceContext | None = None
     """The span that engines are told they work for."""
     part_of: str | None = None

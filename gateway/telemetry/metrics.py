@@ -196,6 +196,11 @@ class Metrics:
         self.alignment_gap = Gauge(
             "pdd_alignment_gap", "How far MD's cache hit rate is behind P's, 0 to 1", ["model"], registry=registry
         )
+        self.wanted = LiveGauges(
+            {"pdd_wanted_instances": "Instances that a role should have for what comes, over all gateways"},
+            ("model", "role"),
+        )
+        registry.register(self.wanted)
         self.singular_used = Gauge(
             "pdd_singular_used",
             "Share of the singular budget that this process has used, by the default rules",
@@ -215,6 +220,18 @@ class Metrics:
             ["model"],
             registry=registry,
         )
+
+        self.turns = Counter(
+            "pdd_turns",
+            "Chats that go on, by whether their prompts begin with the exact ids of earlier turns: kept, differs (the "
+            "conversation says something else now, or is shown in another way), unknown (no longer or never known)",
+            ["model", "result"],
+            registry=registry,
+        )
+
+    def count_turn(self, model: str, result: str) -> None:
+        """Count one chat that goes on."""
+        self.turns.labels(model, result).inc()
 
     def count_unread(self, model: str) -> None:
         """Count one tool call of a conversation whose arguments cannot be read."""

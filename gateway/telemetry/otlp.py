@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from gateway.telemetry.spans import TracedSpan
 from gateway.telemetry.trace_context import TraceContext
 
-KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT}
+KINDS = {"server": SpanKind.SERVER, "client": SpanKind.CLIENT, "internal": SpanKind.INTERNAL}
 TIMEOUT_S = 5.0
 SCOPE = InstrumentationScope("pdd_gateway")
 

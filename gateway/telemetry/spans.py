@@ -1,4 +1,4 @@
-"""A request's timeline as spans: one for the request, and in it one for each leg and each transfer. None holds text."""
+"""A request's timeline as spans: one for the request, in it one for each stage, leg and transfer. None holds text."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +24,8 @@ TRANSFER_STARTED = "transfer_started"
 TRANSFER_ENDS = ("transfer_complete", "transfer_failed", "transfer_stopped", "transfer_goes_on")
 PARTS = {*LEG_PARTS, TRANSFER_STARTED, *TRANSFER_ENDS}
 """Events that spans of their own tell of."""
+STAGES = {"tokenise": "tokenise_s", "wait": "waited_s", "decide": "decide_s"}
+"""What came before the timeline began, in this order, and where its summary tells how long each took."""
 
 
 @dataclass(slots=True)
@@ -37,10 +39,10 @@ class SpanEvent:
 
 @dataclass(slots=True)
 class TracedSpan:
-    """``kind``: whether the gateway was asked or asks. Times are seconds since 1970. ``error``: what went wrong."""
+    """``kind``: whether the gateway was asked, asks or works. Times: seconds since 1970. ``error``: what went wrong."""
 
     name: str
-    kind: Literal["server", "client"]
+    kind: Literal["server", "client", "internal"]
     context: TraceContext
     parent: TraceContext | None
     start_s: float
@@ -56,7 +58,7 @@ def make_spans(timeline: Timeline, unix_s: Callable[[], float]) -> list[TracedSp
         return []
     end_s = timeline.clock() - timeline.started_s
     made = _Made(timeline, timeline.trace, unix_s() - end_s, end_s)
-    return [made.root(), *made.legs(), *made.transfers()]
+    return [made.root(), *made.stages(), *made.legs(), *made.transfers()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class _Made:
             kind="server",
             context=self.trace,
             parent=timeline.parent,
-            start_s=self.origin_s,
+            start_s=self.origin_s - sum(took_s for _, took_s in self._stages()),
             end_s=self.origin_s + self.end_s,
             attributes=_kept({"gen_ai.operation.name": operation, **_describe(timeline)}),
             events=[
@@ -87,6 +89,18 @@ class _Made:
             ],
             error=_error(summary.get("outcome")),
         )
+
+    def _stages(self) -> list[tuple[str, float]]:
+        summary = self.timeline.summary
+        return [(name, summary[key]) for name, key in STAGES.items() if summary.get(key)]
+
+    def stages(self) -> Iterator[TracedSpan]:
+        """One for each thing that was done with the request before anybody was asked."""
+        stages = self._stages()
+        at_s = self.origin_s - sum(took_s for _, took_s in stages)
+        for name, took_s in stages:
+            yield TracedSpan(name, "internal", self.trace.part(name), self.trace, at_s, at_s + took_s, {})
+            at_s += took_s
 
     def legs(self) -> Iterator[TracedSpan]:
         """One for each engine call; each extend round is one."""

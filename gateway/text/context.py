@@ -30,6 +30,13 @@ class ContextLength:
         self._told = told
 
     @property
+    def excess_over(self) -> int | None:
+        """What config.json tells, where the settings' number is more than that."""
+        if self._fixed is None or self._configured is None or self._fixed <= self._configured:
+            return None
+        return self._configured
+
+    @property
     def known_tokens(self) -> int | None:
         """The number; None: nobody tells it."""
         if self._fixed is not None:

@@ -9,9 +9,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from gateway.text.context import ContextLength, find_context
+from gateway.text.control_tokens import NO_CONTROL_TOKENS, ControlTokens
 from gateway.text.parsers.guess import guess_parsers
 from gateway.text.parsers.registry import NO_PARSERS, Parsers, UnknownParser, find_parsers
 from gateway.text.template import ChatTemplate, TemplateRejected
+from gateway.text.token_files import ModelDirectoryError, read_tokens
 from gateway.text.tokenise import PromptEncoder
 from gateway.text.vocabulary import Vocabulary
 
@@ -21,10 +23,6 @@ MEDIA_WORDS = ("vision", "audio", "image", "video", "thinker")
 """Of the names in a config.json those that speak of other inputs than text."""
 REASONING_FIELDS = frozenset({"reasoning", "reasoning_content"})
 """What vLLM calls it, and what most others do."""
-
-
-class ModelDirectoryError(Exception):
-    """A model directory cannot be used; ``str()`` names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +39,23 @@ class ServedModel:
     parsers: Parsers = NO_PARSERS
     """What tells reasoning and tool calls from the content of its answers."""
     offers_tools: bool = False
+    control: ControlTokens = NO_CONTROL_TOKENS
     """Whether its template shows tools to the model."""
     takes_media: bool = False
     """Whether it reads images, sounds or films beside text."""
     reasoning_fields: frozenset[str] = REASONING_FIELDS
     """Where answers have their reasoning."""
+
+    encodes: bool = True
+    """Whether texts can be tokenised here; else only its engines can."""
+    reuses_turns: bool = True
+    """Whether prompts begin with the exact ids of earlier turns."""
+
+    @property
+    def end_texts(self) -> dict[int, str]:
+        """The texts of the tokens that end an answer, of those in front of which a text may be cut."""
+        added = {token_id: self.vocabulary.added.get(token_id, "") for token_id in self.eos_token_ids}
+        return {token_id: text for token_id, text in added.items() if self.encoder.may_cut_before(text)}
 
     @property
     def shown_tokens(self) -> dict[int, str]:
@@ -71,29 +81,33 @@ def load_model(
     reasoning_parser: str | None = None,
     tool_parser: str | None = None,
     context_tokens: int | None = None,
+    by_engine: bool = False,
 ) -> ServedModel:
     """Load a model's tokenizer, template, limits and parsers. Raises ModelDirectoryError.
 
     ``reasoning_parser`` and ``tool_parser``: names of ``gateway.text.parsers.registry``; None: guessed by the template.
-    ``context_tokens`` is in place of what engines and the directory tell.
+    ``context_tokens`` is in place of what engines and the directory tell. ``by_engine``: engines make the prompts.
     """
     if not directory.is_dir():
         raise ModelDirectoryError(f"{directory}: no such directory")
-    tokenizer = read_tokenizer(directory / "tokenizer.json")
     settings = read_json(directory / "tokenizer_config.json", needed=False)
+    tokenizer, encodes = read_tokens(directory, settings, by_engine=by_engine)
     config = read_json(directory / "config.json", needed=True)
     generation = read_json(directory / "generation_config.json", needed=False)
     vocabulary = Vocabulary(tokenizer)
+    control = {vocabulary.added[token_id] for token_id in vocabulary.special}
     words = template_text(directory, settings)
     return ServedModel(
         name=name,
         tokenizer=tokenizer,
         encoder=PromptEncoder(tokenizer, threads=threads),
         vocabulary=vocabulary,
+        control=ControlTokens(control),
         template=read_template(directory, settings),
         eos_token_ids=find_eos(tokenizer, settings, config, generation),
         context=ContextLength(context_tokens, find_context(config)),
         parsers=choose_parsers(tool_parser, reasoning_parser, words, vocabulary),
+        encodes=encodes,
         offers_tools="tools" in words,
         takes_media=any(word in name for name in config for word in MEDIA_WORDS),
     )
@@ -109,19 +123,6 @@ def choose_parsers(
         return find_parsers(tool_parser or guessed[0], reasoning_parser or guessed[1], tokens)
     except UnknownParser as error:
         raise ModelDirectoryError(str(error)) from None
-
-
-def read_tokenizer(path: Path) -> Tokenizer:
-    """Load tokenizer.json; truncation and padding that it may ask for are for training batches."""
-    if not path.is_file():
-        raise ModelDirectoryError(f"{path}: no such file (the gateway needs the fast tokenizer's file)")
-    try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the tokenizers package raises bare Exception for a bad file
-        raise ModelDirectoryError(f"{path}: {error}") from error
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
 
 
 def read_json(path: Path, *, needed: bool) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from gateway.text.content_format import takes_parts
+from gateway.text.control_tokens import ESCAPED_CUT, ControlTokensRefused, Guard
 from gateway.text.conversation import (
     PromptMessage,
     ignore_unread,
@@ -41,9 +42,10 @@ RENDER_ERRORS = (
 class TemplateRejected(Exception):
     """The template cannot render these messages; ``str()`` says why, ``param`` names the request's field."""
 
-    def __init__(self, message: str, param: str = "messages") -> None:
+    def __init__(self, message: str, param: str = "messages", code: str = "template_error") -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class GenerationTag(Extension):
@@ -123,7 +125,9 @@ class ChatTemplate:
         self._with_tools = self._plain if with_tools is None else OneTemplate(with_tools)
         self._variables = dict(variables)
 
-    def render_chat(self, chat: Mapping[str, Any], on_unread: Callable[[], object] = ignore_unread) -> str:
+    def render_chat(
+        self, chat: Mapping[str, Any], on_unread: Callable[[], object] = ignore_unread, guard: Guard | None = None
+    ) -> str:
         """Return the prompt text of a chat request's fields. Raises TemplateRejected."""
         continued = bool(chat.get("continue_final_message"))
         return self.render(
@@ -134,6 +138,7 @@ class ChatTemplate:
             continue_final_message=continued,
             values=find_values(chat.get("chat_template_kwargs"), chat.get("reasoning_effort")),
             on_unread=on_unread,
+            guard=guard,
         )
 
     def render(
@@ -146,11 +151,12 @@ class ChatTemplate:
         continue_final_message: bool = False,
         values: Mapping[str, Any] | None = None,
         on_unread: Callable[[], object] = ignore_unread,
+        guard: Guard | None = None,
     ) -> str:
         """Return the prompt text. Raises TemplateRejected.
 
         ``values``: the client's ``chat_template_kwargs``; null says nothing. ``on_unread`` is called for each tool call
-        whose arguments are no JSON object.
+        whose arguments are no JSON object. ``guard``: all that the client says goes through it, once it is read.
         """
         taken = OWN_VARIABLES & set(values or ())
         if taken:
@@ -164,17 +170,29 @@ class ChatTemplate:
             raise TemplateRejected(f"The tool calls' arguments are too much JSON: {error}.") from error
         if not template.knows_developers:
             prepared = without_developers(prepared)
+        given: dict[str, Any] = {"messages": prepared, "tools": read_tools(tools), "documents": documents}
+        given["values"] = given_values(values)
+        if guard is not None:
+            try:
+                given = {name: guard(value) for name, value in given.items()}
+            except ControlTokensRefused as error:
+                raise TemplateRejected(str(error), code="control_token") from error
+        prepared = given["messages"]
         last = mark_end(prepared[-1]) if continue_final_message else ""
         try:
             text = template.code.render(
-                **{**self._variables, **given_values(values)},
+                **{**self._variables, **given["values"]},
                 messages=prepared,
-                tools=read_tools(tools),
-                documents=documents,
+                tools=given["tools"],
+                documents=given["documents"],
                 add_generation_prompt=add_generation_prompt,
             )
         except RENDER_ERRORS as error:
             raise TemplateRejected(f"The chat template cannot render these messages: {describe(error)}") from error
+        if guard is not None and ESCAPED_CUT in text:
+            raise TemplateRejected(
+                "The chat template cannot show a control token that is spelt as text.", code="control_token"
+            )
         return cut_at_end(text, last) if continue_final_message else text
 
 

@@ -10,10 +10,10 @@ import re
 import threading
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from tokenizers import Encoding, Tokenizer
 
@@ -28,8 +28,24 @@ Scope = str
 Ids: TypeAlias = "array[int]"  # a generic only for the type checker before Python 3.12
 
 
+class PromptStart(Protocol):
+    """Knows the ids that a prompt begins with; both are called where the encoding runs."""
+
+    def begin(self, text: str) -> "tuple[Ids, int] | None":
+        """Return them, and where in the text they end, which is before an added token; None: nothing is known."""
+        ...
+
+    def made(self, prompt: Sequence[int]) -> None:
+        """The prompt is complete."""
+        ...
+
+
 class PromptTooLong(Exception):
     """A text has more tokens than asked for, by far."""
+
+
+class CannotCut(Exception):
+    """The tokenizer makes more of a text than its parts' ids put together."""
 
 
 class PartCache:
@@ -85,29 +101,41 @@ class PromptEncoder:
         special: bool,
         scope: Scope,
         limit_tokens: int | None = None,
+        start: PromptStart | None = None,
+        cut: str | None = None,
     ) -> list[int]:
         """Return the ids of the text that ``make_text`` returns, which runs where the encoding runs.
 
         ``size_hint``: about how many characters. ``special``: with the ids that the tokenizer puts around a text (BOS).
         ``scope``: parts are shared only within it. Raises what ``make_text`` raises, and PromptTooLong for a text that
         is far over ``limit_tokens``, without encoding all of it; a text that is little over it is encoded.
+        ``start`` is for texts without the ids around. ``cut``: see ``encode_now``.
         """
 
         def work() -> list[int]:
             text = make_text()
             if limit_tokens is not None:
                 self._refuse_far_over(text, limit_tokens)
-            return self.encode_now(text, special=special, scope=scope)
+            if start is None:
+                return self.encode_now(text, special=special, scope=scope, cut=cut)
+            known = start.begin(text)
+            prompt = self.encode_now(text if known is None else text[known[1] :], scope=scope, cut=cut)
+            prompt = prompt if known is None else [*known[0], *prompt]
+            start.made(prompt)
+            return prompt
 
         if size_hint <= INLINE_CHARACTERS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
-    def encode_now(self, text: str, *, special: bool = False, scope: Scope = "") -> list[int]:
-        """Encode on this thread."""
+    def encode_now(self, text: str, *, special: bool = False, scope: Scope = "", cut: str | None = None) -> list[int]:
+        """Encode on this thread. ``cut`` stands in no result: what is before it and after it is tokenised apart."""
         if special and self._wrapping is None:
+            if cut is not None and cut in text:
+                raise CannotCut
             return self._tokenizer.encode(text, add_special_tokens=True).ids
-        parts = self._split(text)
+        stretches = [text] if cut is None else text.split(cut)
+        parts = [part for stretch in stretches for part in self._split(stretch)]
         found = [self._cache.get(scope, part) for part in parts]
         missing = [part for part, ids in zip(parts, found, strict=True) if ids is None]
         made = iter(self._encode_parts(missing))
@@ -123,6 +151,10 @@ class PromptEncoder:
                 prompt.extend(ids)
         prompt.extend(after)
         return prompt
+
+    def may_cut_before(self, token: str) -> bool:
+        """Say whether a text in front of which this token stands is tokenised apart from what comes before."""
+        return self._cuts is not None and token in self._cuts[1]
 
     def close(self) -> None:
         """End the threads."""

@@ -26,16 +26,30 @@ SKEWED = (
     HitBucket(0.99, 1.0, 0.25),
 )
 """Three quarters above 95 %, a mean of 90 %: the skew that PDD's report tells of."""
+COLD_HIT = 0.2
+"""As ``singular.max_hit``."""
 
 
-def draw_hit(buckets: Sequence[HitBucket], rng: Rng) -> float:
-    """Draw a hit rate."""
-    left = rng.random() * sum(bucket.share for bucket in buckets)
+def hit_at(buckets: Sequence[HitBucket], quantile: float) -> float:
+    """Return the hit rate below which the share ``quantile`` of the requests lie."""
+    left = quantile * sum(bucket.share for bucket in buckets)
     for bucket in buckets:
         if left < bucket.share:
             break
         left -= bucket.share
-    return bucket.low + (bucket.high - bucket.low) * rng.random()
+    return bucket.low + (bucket.high - bucket.low) * min(1.0, left / bucket.share)
+
+
+def deal(rng: Rng, count: int) -> list[float]:
+    """Draw so many numbers from [0, 1), one from each of as many equal parts of it, in any order.
+
+    So what a simulation's requests lack in all is what was asked for: at a line load of 95 % chance would else decide.
+    """
+    numbers = [(place + rng.random()) / count for place in range(count)]
+    for last in range(count - 1, 0, -1):
+        other = int(rng.random() * (last + 1))
+        numbers[last], numbers[other] = numbers[other], numbers[last]
+    return numbers
 
 
 def mean_hit(buckets: Sequence[HitBucket]) -> float:
@@ -69,6 +83,8 @@ class AgentTraffic:
     sessions: int = 400
     """Agents whose contexts are alive at once."""
     block_tokens: int = 256
+    cold_output_tokens: int | None = None
+    """Mean length of answers to prompts with a hit below ``COLD_HIT``; None: as of all."""
     _fresh: int = 0
     _pool: list[AgentSession] = field(default_factory=list)
 
@@ -83,23 +99,31 @@ class AgentTraffic:
 
     def rows(self, count: int, rate_per_s: float, arrivals: str = "poisson") -> list[Row]:
         """Make so many requests, in order of time."""
-        times = islice(ARRIVALS[arrivals](self.rng, rate_per_s), count)
-        return [self.turn(self._pool[int(self.rng.random() * len(self._pool))], at_s) for at_s in times]
+        times = list(islice(ARRIVALS[arrivals](self.rng, rate_per_s), count))
+        hits = [hit_at(self.hits, quantile) for quantile in deal(self.rng, count)]
+        return [self._turn(self._pick(), at_s, hit) for at_s, hit in zip(times, hits, strict=True)]
 
     def dress(self, lengths: Iterable[BareRequest]) -> Iterator[Row]:
         """Give a trace that has nothing but lengths the hits of these agents."""
         for one in lengths:
-            session = self._pool[int(self.rng.random() * len(self._pool))]
+            session = self._pick()
             session.prompt_tokens = one.prompt_tokens
             yield self.turn(session, one.at_s, one.output_tokens)
 
     def turn(self, session: AgentSession, at_s: float, output_tokens: int | None = None) -> Row:
         """One request of a session."""
+        return self._turn(session, at_s, hit_at(self.hits, self.rng.random()), output_tokens)
+
+    def _turn(self, session: AgentSession, at_s: float, hit: float, output_tokens: int | None = None) -> Row:
         tokens = session.prompt_tokens
-        kept = session.blocks[: int(draw_hit(self.hits, self.rng) * tokens) // self.block_tokens]
+        kept = session.blocks[: int(hit * tokens) // self.block_tokens]
         session.blocks = kept + self._new_blocks(-(-tokens // self.block_tokens) - len(kept))
-        answer = output_tokens or self._length(self.output_tokens, self.output_spread)
+        mean = self.cold_output_tokens if self.cold_output_tokens and hit < COLD_HIT else self.output_tokens
+        answer = output_tokens or self._length(mean, self.output_spread)
         return Row(at_s, tokens, answer, session.blocks, session.name)
+
+    def _pick(self) -> AgentSession:
+        return self._pool[int(self.rng.random() * len(self._pool))]
 
     def find(self, number: int) -> AgentSession:
         """Return an agent by its number."""

@@ -11,7 +11,7 @@ from policies.simulator.fleet import Fleet
 from policies.simulator.replay import Replay, Sample
 from policies.simulator.report import Report
 from policies.simulator.trace import Row, mean_rate, pace
-from policies.types import Rng
+from policies.types import Rng, Role
 
 GOOD_SHARE = 0.95
 """Share of the requests that must keep the promises where the most that a fleet serves is sought."""
@@ -68,6 +68,8 @@ class Agents:
     """Agents of a closed loop; 0: requests come on their own."""
     pause_s: float = 5.0
     """Of an agent between an answer and its next request, in a closed loop."""
+    cold_output_tokens: int | None = None
+    """Mean length of answers to prompts of which next to nothing is cached; None: as of all."""
 
     def source(self, rng: Rng, rate_per_s: float) -> AgentTraffic:
         """Make as many agents as ask so often."""
@@ -79,13 +81,14 @@ class Agents:
             output_spread=self.output_spread,
             sessions=max(FEWEST_AGENTS, self.running, round(rate_per_s * self.turn_s)),
             block_tokens=self.block_tokens,
+            cold_output_tokens=self.cold_output_tokens,
         )
 
     def make(self, rng: Rng, rate_per_s: float) -> tuple[list[Row], list[tuple[int, ...]]]:
         """See ``Traffic``."""
         source = self.source(rng, rate_per_s)
         contexts = source.contexts()
-        return source.rows(self.requests, rate_per_s, self.arrivals), contexts
+        return pace(source.rows(self.requests, rate_per_s, self.arrivals), rate_per_s), contexts
 
     def lasting(self, seconds: float, rate_per_s: float) -> "Agents":
         """See ``Traffic``."""
@@ -159,6 +162,12 @@ class CaseResult:
     """Quantiles from 0 to 100 %."""
     gap_s: tuple[float, ...]
     samples: tuple[Sample, ...]
+
+    @property
+    def wanted(self) -> dict[str, float]:
+        """Instances that each role should have, as a gateway would tell autoscalers; in the later half, on average."""
+        seen = self.samples[len(self.samples) // 2 :]
+        return {role.value: sum([one.wanted.get(role, 0.0) for one in seen]) / max(1, len(seen)) for role in Role}
 
 
 def run_case(case: SimulationCase, rng: Rng, tick: Callable[[], None] = lambda: None) -> CaseResult:

@@ -124,10 +124,16 @@ def as_decoder(engine: EngineModel) -> EngineModel:
     return replace(engine, budget_tokens=min(engine.budget_tokens, EXTEND_BUDGET_TOKENS))
 
 
-def measured_engine(curve: PrefillCurve, itl_s: float, **fields: float) -> EngineModel:
-    """Model an engine from what ``pdd profile`` and its answers showed, in place of chips' figures."""
+def measured_engine(
+    curve: PrefillCurve, itl_s: float, budget_tokens: int = LONGEST_TOKENS, **fields: float
+) -> EngineModel:
+    """Model an engine from what ``pdd profile`` and its answers showed, in place of chips' figures.
+
+    ``budget_tokens``: most tokens of one of its steps; the curve's ends tell what a step and what a token takes.
+    """
     first, last = curve.tokens[0], curve.tokens[-1]
-    token_s = max(1e-9, (curve.seconds[-1] - curve.seconds[0]) / (last - first))
+    times = -(-last // budget_tokens) / -(-first // budget_tokens)  # steps of the longest by those of the shortest
+    token_s = max(1e-9, (curve.seconds[-1] - times * curve.seconds[0]) / (last - times * first))
     step_s = max(0.0, curve.seconds[0] - token_s * first)
-    known = {"budget_tokens": LONGEST_TOKENS, "weights_s": max(0.0, itl_s - step_s), **fields}
+    known = {"budget_tokens": budget_tokens, "weights_s": max(0.0, itl_s - step_s), **fields}
     return EngineModel(token_s=token_s, step_s=step_s, **known)  # type: ignore[arg-type]

@@ -1,7 +1,6 @@
 """Moving parts of a simulation: the event queue, servers that share their speed, block caches."""
 
 import heapq
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -157,25 +156,39 @@ class BlockCache:
     """The blocks that something remembers, least recently used ones dropped first."""
 
     most: int
-    _used: dict[int, int] = field(default_factory=dict)
-    """When each block was used last; of one prefix the first block counts as used last."""
-    _clock: int = 0
+    _kept: set[int] = field(default_factory=set)
+    _used: list[Sequence[int]] = field(default_factory=list)
+    """What was added, in that order; of one prefix the first block counts as used last."""
 
     def __contains__(self, block: int) -> bool:
-        return block in self._used
+        return block in self._kept
 
     def reach(self, blocks: Sequence[int]) -> int:
         """How many leading blocks are there.
 
         A block is never dropped before the blocks that follow it, so a binary search finds the first that is missing.
         """
-        return bisect_left(range(len(blocks)), True, key=lambda index: blocks[index] not in self._used)
+        kept, low, high = self._kept, 0, len(blocks)
+        while low < high:
+            middle = (low + high) // 2
+            if blocks[middle] in kept:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def add(self, blocks: Sequence[int]) -> None:
         """Remember blocks, the first of them longest."""
-        self._clock += len(blocks)
-        self._used.update(zip(blocks, range(self._clock, 0, -1), strict=False))
-        if len(self._used) > self.most:
-            kept = self.most - int(self.most * SLACK)
-            oldest = sorted(self._used.values())[len(self._used) - kept] if kept else self._clock + 1
-            self._used = {block: used for block, used in self._used.items() if used >= oldest}
+        self._kept.update(blocks)
+        self._used.append(blocks)
+        if len(self._kept) > self.most:
+            self._drop(self.most - int(self.most * SLACK))
+
+    def _drop(self, room: int) -> None:
+        kept: set[int] = set()
+        first = len(self._used)
+        while first and len(kept) < room:
+            first -= 1
+            new = [block for block in self._used[first] if block not in kept]
+            kept.update(new[: room - len(kept)])
+        self._kept, self._used = kept, self._used[first:]

@@ -1,8 +1,9 @@
 """Replays requests over a fleet, each decided by ``policies.route.choose_plan``, as the gateway decides."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
+from policies.balance import PrefillWork, busy_prefills, observe_prefill, wanted_instances
 from policies.output_length import expected_tokens
 from policies.plans import Decision
 from policies.route import choose_plan
@@ -34,6 +35,8 @@ class Sample:
     """Crossed so far."""
     gap: float
     """Of P's and MD's hit rates."""
+    wanted: Mapping[Role, float] = field(default_factory=dict)
+    """Instances that each role should have."""
 
 
 class Replay:
@@ -48,6 +51,7 @@ class Replay:
         self.outcomes: list[Outcome] = []
         self.samples: list[Sample] = []
         self.refused = 0
+        self._prefills = PrefillWork()
         self._every = 1
 
     def run(self, rows: Iterable[Row], tick: Callable[[], None] = lambda: None) -> Report:
@@ -134,6 +138,8 @@ class Replay:
         hits = facts.hits
         now_s = self.timeline.now_s
         world.singular = count_request(world.singular, plan.ends_on_relay, now_s, rules.singular)
+        if plan.prefill is not None:
+            self._prefills = observe_prefill(self._prefills, facts, world.sites[plan.prefill].view(), now_s)
         if plan.prefill is not None and plan.main is not None:
             world.alignment = observe_hits(
                 world.alignment, facts.prompt_tokens, hits[plan.prefill], hits[plan.main], now_s, rules.alignment
@@ -141,11 +147,13 @@ class Replay:
 
     def _sample(self) -> None:
         world = self.world
+        views = [site.view() for site in world.sites.values()]
 
         def load(role: Role) -> float:
-            views = [site.view().load for site in world.sites.values() if site.member.role is role]
-            return sum(views) / len(views) if views else 0.0
+            loads = [view.load for view in views if view.role is role]
+            return sum(loads) / len(loads) if loads else 0.0
 
         served = sum(crossing.server.done for crossing in world.crossings.values())
         now_s, gap = self.timeline.now_s, world.alignment.gap
-        self.samples.append(Sample(now_s, load(Role.RLD), load(Role.MD), served, gap))
+        wanted = wanted_instances(views, busy_prefills(self._prefills, now_s))
+        self.samples.append(Sample(now_s, load(Role.RLD), load(Role.MD), served, gap, wanted))

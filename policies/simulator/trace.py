@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import count, islice
 from typing import Any
 
 MOONCAKE_BLOCK_TOKENS = 512
@@ -59,6 +60,42 @@ def read_azure(rows: Iterable[Mapping[str, str]]) -> Iterator[BareRequest]:
         yield BareRequest(
             (moment - start).total_seconds(), max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))
         )
+
+
+TRACELAB_BLOCK_TOKENS = 256
+_INPUTS = frozenset({"user_message", "tool_result"})
+
+
+def read_tracelab(rows: Iterable[Mapping[str, Any]]) -> Iterator[Row]:
+    """Read parsed rounds of coding agents as TraceLab publishes them (``round_trace.jsonl``); the first is at 0 s.
+
+    ``prefix_tokens`` of a prompt were in the provider's cache: the leading part of the session's prompt before. What a
+    session's first round found there, its tools and system prompt, is the same for all sessions of a model. A round
+    comes when the last of what it answers is there. Raises KeyError or ValueError for rows that are something else.
+    """
+    fresh = count()
+    shared: dict[str, list[int]] = {}
+    sessions: dict[str, tuple[int, ...]] = {}
+    start_s: float | None = None
+    for row in rows:
+        session, prompt = str(row["session_id"]), max(1, int(row["input_tokens_total"]))
+        kept = int(row["prefix_tokens"]) // TRACELAB_BLOCK_TOKENS
+        before: Sequence[int] = sessions.get(session, ())
+        if session not in sessions:
+            before = shared.setdefault(str(row["model"]), [])
+            before.extend(islice(fresh, max(0, kept - len(before))))
+        known = tuple(before[:kept])
+        blocks = known + tuple(islice(fresh, -(-prompt // TRACELAB_BLOCK_TOKENS) - len(known)))
+        sessions[session] = blocks
+        at_s = _came_s(row["timing_events"])
+        start_s = at_s if start_s is None else start_s
+        yield Row(at_s - start_s, prompt, max(1, int(row["output_tokens"])), blocks, session)
+
+
+def _came_s(events: Sequence[Mapping[str, str]]) -> float:
+    """When the last message or tool's result was there; where none is told, when the answer began."""
+    moments = [datetime.fromisoformat(one["timestamp"]) for one in events if one["event_type"] in _INPUTS]
+    return max(moments or [datetime.fromisoformat(events[0]["timestamp"])]).timestamp()
 
 
 def pace(rows: Sequence[Row], rate_per_s: float) -> list[Row]:

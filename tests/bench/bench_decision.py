@@ -9,6 +9,7 @@ from backends.engines.vllm import VllmEngine
 from backends.kv.subscriber import EventSource
 from backends.types import Capabilities, EngineLoad, LinkState
 from gateway.config.rulebook import RuleBook
+from gateway.fleet.kv_terms import KvBook
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -83,7 +84,7 @@ def build_instance(role: Role, number: int) -> Instance:
 
 def build_service(rng: random.Random) -> Router:
     """The gateway's own decision maker: two P regions, each linked to two MD regions."""
-    links = {(a, b): Link(a, b, LinkedPath(), "lmcache", 256, 1e9) for a in ("a0", "a1") for b in ("b0", "b1")}
+    links = [Link(a, b, LinkedPath(), KvBook(), 1e9) for a in ("a0", "a1") for b in ("b0", "b1")]
     metrics = Metrics()
     return Router(
         models={MODEL: ModelFacts(50_000, ContextLength(131_072), cache_effective=True, kv_name=MODEL)},
@@ -107,7 +108,7 @@ def vary_loads(service: Router, rng: random.Random, instances: Sequence[Instance
         instance.load = EngineLoad(rng.randrange(128), 0, rng.random() * 0.9)
     for source in ("a0", "a1"):
         for dest in ("b0", "b1"):
-            link = service.links.get(source, dest)
+            link = service.links.get(source, dest, MODEL)
             assert link is not None
             link.state = LinkState(1e9, rng.randrange(10**9), 0.03, up=True, wan_bytes_total=0)
 

@@ -80,7 +80,8 @@ def _measure_ingest(rng: random.Random) -> float:
     begin = time.thread_time()
     for payload in payloads:
         residency.apply(decode_batch(payload))
-        mirror.apply("i0", 0, residency.drain().delta)
+        for change in residency.drain():
+            mirror.apply("i0", 0, change.delta)
     return _EVENT_BLOCKS / (time.thread_time() - begin)
 
 

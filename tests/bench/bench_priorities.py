@@ -1,6 +1,7 @@
-"""How long KV that a client waits for takes behind what only aligns, over a shaped link.
+"""How long KV that a client waits for takes behind what only aligns, and behind another tenant's, over a shaped link.
 
-Real stores, the real relay and the real bridge, each a process of its own. The same is measured with one class for all.
+Real stores, the real relay and the real bridge, each a process of its own. The same is measured with one class and one
+tenant for all.
 """
 
 import asyncio
@@ -25,10 +26,10 @@ RUNS = 3
 PATIENCE_S = 60
 
 
-def ask(name: str, number: int, chunks: int = CHUNKS) -> TransferRequest:
+def ask(name: str, number: int, chunks: int = CHUNKS, tenant: str = "") -> TransferRequest:
     """A transfer of a prompt that shares nothing with those of other numbers."""
     token_ids = [number * 100_000 + index for index in range(chunks * CHUNK_TOKENS)]
-    return TransferRequest(name, "lmcache", "bench", token_ids, CHUNK_TOKENS)
+    return TransferRequest(name, "lmcache", "bench", token_ids, CHUNK_TOKENS, tenant=tenant)
 
 
 @asynccontextmanager
@@ -87,28 +88,34 @@ async def others(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def measure() -> tuple[float, float, float]:
-    """Seconds of a transfer that a client waits for: alone, behind others that align, behind others like itself."""
-    timed = [ask(f"timed-{number}", number) for number in range(2 * RUNS + 1)]
+async def measure() -> tuple[float, float, float, float]:
+    """Seconds of a transfer that a client waits for: alone, behind others that align, behind another tenant's, and
+    behind others like itself."""
+    timed = [ask(f"timed-{number}", number) for number in range(2 * RUNS + 2)]
     behind = [ask(f"other-{number}", 100 + number, 2 * CHUNKS) for number in range(OTHERS)]
+    flood = [replace(request, transfer_id=f"flood-{request.transfer_id}", tenant="flood") for request in behind]
     async with linked([*timed, *behind]) as path:
         alone = [await move(path, request) for request in timed[:RUNS]]
         async with others(path, behind, "later"):
-            aligning = [await move(path, request) for request in timed[RUNS:-1]]
+            aligning = [await move(path, request) for request in timed[RUNS:-2]]
+        async with others(path, flood, "waiting"):
+            tenant_s = await move(path, timed[-2])
         async with others(path, behind, "waiting"):
             equal_s = await move(path, timed[-1])
-    return statistics.median(alone), statistics.median(aligning), equal_s
+    return statistics.median(alone), statistics.median(aligning), tenant_s, equal_s
 
 
 def run() -> dict[str, float]:
     """Measure and print."""
-    alone_s, aligning_s, equal_s = asyncio.run(measure())
+    alone_s, aligning_s, tenant_s, equal_s = asyncio.run(measure())
     print(f"{CHUNKS} chunks of {CHUNK_BYTES // 1024} KiB at {RATE_MBIT} Mbit/s: {alone_s:.2f} s alone")
     print(f"behind {OTHERS} that align {aligning_s:.2f} s, behind {OTHERS} of its own class {equal_s:.2f} s")
+    print(f"behind {OTHERS} of another tenant's, of its own class, {tenant_s:.2f} s")
     return {
         "direct_alone_s": alone_s,
         "direct_behind_8_aligning_ratio": aligning_s / alone_s,
         "direct_behind_8_equal_ratio": equal_s / alone_s,
+        "direct_behind_8_of_another_tenant_ratio": tenant_s / alone_s,
     }
 
 

@@ -4,7 +4,7 @@ What is written depends on the conversation: a call where the user says "Call", 
 answered, JSON where the request has a grammar.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -139,22 +139,25 @@ def take_kv(prompt: Sequence[int]) -> Script:
 
 
 @asynccontextmanager
-async def open_stand(family: str, directory: Path) -> AsyncIterator[Stand]:
-    """Run the engines of a family and a gateway before them."""
-    make_model_dir(directory)
+async def open_stand(
+    family: str, directory: Path, write: Callable[[ServedModel, str], Writer] = Writer, context_tokens: int = 4096
+) -> AsyncIterator[Stand]:
+    """Run the engines of a family and a gateway before them. ``write``: what the model says."""
+    make_model_dir(directory, context_tokens=context_tokens)
     (directory / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_special_tokens(TOKENS)
     tokenizer.save(str(directory / "tokenizer.json"))
     tools, reasoning, text = FAMILIES[family]
     model = replace(load_model(MODEL, directory), parsers=find_parsers(tools, reasoning, TOKENS))
-    writer = Writer(model, text)
+    writer = write(model, text)
     rules = parse_rules(RULES)
     access = replace(make_access(), rules_of=lambda tenant, key: rules)
     pages = Pages(lambda: [], lambda request_id: None, lambda: (b"", "text/plain"))
     try:
         path = PromptPath()
-        async with open_stage(RULES, ids=("p1", "rld1", "md1"), path=path) as stage:
+        engines = ("p1", "rld1", "md1")
+        async with open_stage(RULES, ids=engines, path=path, max_model_len=max(8192, context_tokens)) as stage:
             for engine in stage.engines.values():
                 engine.model_of = writer.model_of
             stage.engines["rld1"].judge = lambda prompt: Script(holds={RLD_TOKENS: Arrival(path)})

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+from tests.compat.command_lines import PACKAGES, try_one
 from tests.compat.drive import ROOT, open_stands, run_client
 from tests.compat.table import CLIENTS, Client, Outcome, draw
 from tests.conformance_run.parts import NotRun
@@ -25,6 +27,14 @@ async def ask_all(clients: Sequence[Client]) -> dict[str, Outcome]:
     return outcomes
 
 
+def try_command_lines(folder: Path) -> dict[str, Outcome]:
+    """Return what came of agents' command lines, where they are installed."""
+    if not folder.is_dir():
+        print(f"NOT RUN: {', '.join(PACKAGES)}: make compat-agents installs them")
+        return {}
+    return {name: asyncio.run(try_one(name, folder)) for name in PACKAGES}
+
+
 def run() -> Mapping[str, object]:
     """Return ``clients.NAME.FEATURE``, "ok" or what went wrong, and print the table."""
     if not ENVIRONMENTS.exists():
@@ -32,6 +42,7 @@ def run() -> Mapping[str, object]:
     places = {client: ENVIRONMENTS / client.module for client in CLIENTS}
     missing = {client.name: place.read_text("utf-8") for client, place in places.items() if place.is_file()}
     outcomes = asyncio.run(ask_all([client for client, place in places.items() if place.is_dir()]))
+    outcomes |= try_command_lines(ENVIRONMENTS / "command_lines")
     for name, reason in missing.items():
         print(f"NOT RUN: {name}: {reason}")
     print("\n".join(draw(outcomes)))

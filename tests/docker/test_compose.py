@@ -132,6 +132,7 @@ def test_engines_and_settings_agree_on_the_kv(compose: dict[str, Any]) -> None:
         assert host_port(options.kv_store) == (f"store-{region}", 6379)
         assert (link.dialect, link.hash_seed) == ("lmcache", "no_vllm")
     config = msgspec.json.decode((MODEL_DIR / "config.json").read_bytes())
+    assert link.dtype is not None
     assert size_kv(config, model.kv_dtype) == size_kv(config, link.dtype)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.fleet.build import read_terms
 from tests.docker.files import argv_of, option, ports_of, read_compose, settings_of
 from tests.e2e import kit
 
@@ -40,7 +41,7 @@ def test_engines_serve_what_the_settings_name(compose: dict[str, Any], name: str
     assert option(argv, "--served-model-name") == model.name
     assert option(argv, "--model") == model.path == model.kv_name
     assert option(argv, "--dtype") == link.dtype
-    assert link.dialect == "lmcache-mp"
+    assert read_terms(link).dialect == "lmcache-mp"
 
 
 @pytest.mark.parametrize(("name", "region"), ENGINES.items())

@@ -92,7 +92,7 @@ async def _has_all(cluster: Cluster, prompt: list[int]) -> bool:
 
 async def test_client_that_leaves_stops_what_can_be_stopped(front: Regions) -> None:
     """The client goes while the KV crosses: prefetches end with their slice; engines are free again in any case."""
-    link = front.gateway.links.get("a", "b")
+    link = front.gateway.links.get("a", "b", MODEL)
     assert link is not None
     await leave_in(front, in_eager, 3000, ANSWER_TOKENS)
     crossed = await front.cluster.store_bytes()

@@ -1,6 +1,7 @@
 """Every pipeline over real vLLM and LMCache: one engine's ids, KV that crosses once, and a link that stays quiet."""
 
 import asyncio
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ SINGULAR: dict[str, Any] = RELAYED | {
 
 async def test_scenarios_give_one_engines_ids_and_the_promised_figures(whole: Regions, figures: Figures) -> None:
     """Naive, one-shot, catch-up and a second turn: exact ids; the relay's first token does not wait for the WAN."""
-    stage = ScenarioStage(whole.cluster, whole.gateway, whole.base_url, lambda name: None)
+    stage = ScenarioStage(whole.cluster, whole.gateway, whole.base_url, lambda name, run: nullcontext())
     with whole.relay_kept_to(TOKENS - MAIN_TOKENS, of=TOKENS):
         runs = await run_scenarios(stage, WORDS, TOKENS)
     naive, relay, second = runs["naive"], runs["catch_up"], runs["second_turn"]

@@ -1,6 +1,9 @@
 """Traces through the door: from a client's header over a whole gateway to the receiver, engines and upstreams."""
 
+from itertools import pairwise
 from pathlib import Path
+
+import pytest
 
 from gateway.redis.client import SharedRedis
 from tests.fakes.engine import FakeEngine
@@ -24,7 +27,7 @@ async def test_a_chat_is_told_of_without_its_text(model_dir: Path, shared_redis:
             body = {"model": MODEL, "messages": [{"role": "user", "content": MARKER * 20}], "max_tokens": 4}
             answer = await whole.client.post("/v1/chat/completions", json=body, headers=HEADERS)
             assert answer.status_code == 200
-            await receiver.received(3)
+            await receiver.received(6)
             page = (await whole.client.get("/metrics")).text
         root = receiver.named(f"chat {MODEL}")
         assert (root.trace_id.hex(), root.parent_span_id.hex()) == (TRACE, SPAN)
@@ -34,7 +37,12 @@ async def test_a_chat_is_told_of_without_its_text(model_dir: Path, shared_redis:
         assert MARKER.encode() not in b"".join(receiver.bodies)
         assert "pdd_spans_sent_total" in page and f'pdd_alignment_gap{{model="{MODEL}"}}' in page
         assert 'pdd_instance_load{instance="MD",role="MD"}' in page
-        legs = {span.span_id.hex() for span in receiver.spans if span.parent_span_id == root.span_id}
+        stages = [receiver.named(name) for name in ("tokenise", "wait", "decide")]
+        assert stages[0].start_time_unix_nano == root.start_time_unix_nano
+        for before, after in pairwise(stages):
+            assert before.end_time_unix_nano == pytest.approx(after.start_time_unix_nano, abs=1000)
+        children = [span for span in receiver.spans if span.parent_span_id == root.span_id]
+        legs = {span.span_id.hex() for span in children if span not in stages}
         calls = [call for engine in engines.values() for call in engine.calls]
         assert {call.headers["traceparent"].split("-")[2] for call in calls} == legs
 

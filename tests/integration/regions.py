@@ -186,7 +186,7 @@ class Regions:
 
         async def is_so() -> bool:
             now_s = time.monotonic()
-            links = self.gateway.links.views().values()
+            links = self.gateway.links.views(MODEL).values()
             return all(i.usable(now_s) for i in self.gateway.pools.instances) and all(link.up for link in links)
 
         if not await eventually(is_so, 20):

@@ -2,12 +2,16 @@
 
 import hashlib
 import hmac
+import logging
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from backends.kv.bridge.keys import KeysRefused
 from backends.kv.bridge.types import TransferOrder
+from backends.transport.private import TooOpen, find_openness
+
+log = logging.getLogger(__name__)
 
 _SCHEME = "bearer"
 _LEAST_KEY_CHARS = 16
@@ -69,9 +73,14 @@ def read_keys(env: Mapping[str, str], variable: str | None, path: str | None) ->
         keys["gateway"] = env[variable]
     if path is not None:
         try:
+            openness = find_openness(Path(path))
             lines = Path(path).read_text(encoding="ascii").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise BadKeys(f"--key-file: {path} cannot be read: {type(error).__name__}") from None
+        except TooOpen as error:
+            raise BadKeys(f"--key-file: {error}") from None
+        if openness is not None:
+            log.warning("--key-file: %s", openness)
         for number, line in enumerate(lines, 1):
             words = line.split()
             if not words or words[0].startswith("#"):

@@ -26,7 +26,6 @@ from backends.kv.bridge.types import (
 from backends.transport.client import HttpOrigin, Response
 from backends.types import (
     FoundKey,
-    HeadLayout,
     LinkState,
     PathTraits,
     StoreSide,
@@ -62,34 +61,15 @@ class _Urgency:
 
 
 class BridgePath:
-    """A ``KvPath`` through the bridge at ``url``; ``dtype`` is that of the KV, ``world_size`` counts its ranks, and
-    ``hash_seed`` is that of ``KeyRequest``. ``dest_world_size``: the receiving engines' ranks, None: as many.
-    ``layout``: how chunks hold heads. ``separate_groups``: the stores keep groups of layers apart. ``part``: its number
-    among the bridges that move each transfer together, and how many these are. ``key``: what the bridge asks for."""
+    """A ``KvPath`` through the bridge at ``url``. ``part``: its number among the bridges that move each transfer
+    together, and how many these are. ``key``: what the bridge asks for."""
 
     traits = PathTraits(can_stop=True, reports_progress=True, overlaps_prefill=True)
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        dtype: str = "float32",
-        world_size: int = 1,
-        dest_world_size: int | None = None,
-        layout: HeadLayout = "packed",
-        separate_groups: bool = False,
-        part: tuple[int, int] | None = None,
-        key: str | None = None,
-        hash_seed: int | None = None,
-    ) -> None:
+    def __init__(self, url: str, *, part: tuple[int, int] | None = None, key: str | None = None) -> None:
         self._origin = HttpOrigin(url, headers={"Authorization": f"Bearer {key}"} if key else None)
         self._part = TransferShare(*part) if part is not None else None
-        self._dtype = dtype
-        self._worlds = (world_size, dest_world_size or world_size)
-        self._layout: HeadLayout = layout
-        self._separate_groups = separate_groups
         self._urgencies: dict[str, _Urgency] = {}
-        self._hash_seed = hash_seed
 
     async def transfer(self, request: TransferRequest) -> AsyncGenerator[TransferProgress, None]:
         """See ``KvPath``. A bridge that is away, refuses, dies or does not keep the deadline raises TransferFailed."""
@@ -126,14 +106,15 @@ class BridgePath:
         raise TransferFailed("bridge: the stream ended before the transfer did")
 
     def _order(self, request: TransferRequest) -> TransferOrder:
-        shape, (world_size, dest_world_size) = request.kv_shape, self._worlds
+        shape, world_size = request.kv_shape, request.world_size
+        dest_world_size = request.dest_world_size or world_size
         chunk_bytes = None
         if shape is not None and shape.layout == "latent":
             world_size = dest_world_size = 1  # LMCache keeps it once, whatever the ranks
         elif shape is not None:
-            shape = structs.replace(shape, layout=self._layout)
+            shape = structs.replace(shape, layout=request.kv_layout)
         windows = None
-        if self._separate_groups:
+        if request.separate_groups:
             shape = None  # a group's chunks have a part of it
             windows = [None if tokens is None else -(-tokens // request.chunk_tokens) for tokens in request.kv_groups]
         if shape is not None:
@@ -148,16 +129,18 @@ class BridgePath:
             token_ids=list(request.token_ids),
             chunk_tokens=request.chunk_tokens,
             salt=request.salt,
-            dtype=self._dtype,
+            dtype=request.dtype,
             world_size=world_size,
             dest_world_size=dest_world_size,
             shape=shape,
             chunk_bytes=chunk_bytes,
             group_windows=windows,
             part=self._part,
-            hash_seed=self._hash_seed,
+            hash_seed=request.hash_seed,
             deadline_s=request.deadline_s,
             priority=request.priority,
+            tenant=request.tenant,
+            weight=request.weight,
         )
 
     def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:

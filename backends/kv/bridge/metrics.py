@@ -43,6 +43,7 @@ class _BridgeCollector(Collector):
         yield queued
         for name, text, value in (
             ("pdd_bridge_open_transfers", "Transfers open", len(mover.transfers)),
+            ("pdd_bridge_open_tenants", "Tenants with open transfers", mover.schedule.open_tenants),
             ("pdd_bridge_held_bytes", "Bytes of chunks in memory", mover.schedule.held_bytes),
             ("pdd_bridge_link_up", "Whether the sending store answers", float(mover.link_up)),
             ("pdd_bridge_link_rate_bytes_per_second", "Measured rate", mover.pace.rate_bytes_per_s),

@@ -74,7 +74,13 @@ class Mover:
             self.fail(transfer_id, reason)
 
     def open(
-        self, transfer_id: str, chunks: Sequence[ChunkId], deadline_s: float, priority: TransferPriority = "waiting"
+        self,
+        transfer_id: str,
+        chunks: Sequence[ChunkId],
+        deadline_s: float,
+        priority: TransferPriority = "waiting",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> BridgeTransfer:
         """Start a transfer. Raises TransferExists or TooManyTransfers."""
         if transfer_id in self.transfers:
@@ -82,7 +88,8 @@ class Mover:
         if self._tasks is None or len(self.transfers) >= self._limits.transfers:
             raise TooManyTransfers
         unique = list(dict.fromkeys(chunks))
-        transfer = BridgeTransfer(transfer_id, unique, TransferStanding(len(unique), 0, 0, 0), priority)
+        standing = TransferStanding(len(unique), 0, 0, 0)
+        transfer = BridgeTransfer(transfer_id, unique, standing, priority, tenant, weight)
         transfer.deadline = self._loop.call_later(deadline_s, self.fail, transfer_id, "the deadline has passed")
         self.transfers[transfer_id] = transfer
         transfer.task = self._tasks.create_task(self._begin(transfer))
@@ -158,7 +165,7 @@ class Mover:
         except ChunkRefused as error:
             self.fail(transfer.id, str(error))
             return
-        self.schedule.open(transfer.id, transfer.chunks, present, transfer.priority)
+        self.schedule.open(transfer.id, transfer.chunks, present, transfer.priority, transfer.tenant, transfer.weight)
         standing = self.schedule.standing(transfer.id)
         self.tally.present += standing.chunks_present
         transfer.advance("open", standing)

@@ -12,18 +12,19 @@ Rules:
   of a lower class starts only while no higher one has a chunk to start; what is under way ends. But a lower class that
   has a chunk to start gets a byte for every ``ONE_IN - 1`` that go to higher ones, so that it waits for not much more
   than so many times its chunk's size. A chunk that several classes want counts for the highest.
-- A transfer is small when its missing chunks are at most ``small_bytes``. Within a class small ones go before large
-  ones, but while a large one waits it gets ``large_share`` of the class's bytes.
-- Of these the transfer that was given the fewest bytes goes next; a new or held-up one is level with the others.
+- Within a class tenants take turns by bytes and weights, and each tenant's transfers among themselves: ``turns``. A
+  transfer is small when its missing chunks are at most ``small_bytes``.
 - A fetch starts only while the bytes being received are within the caller's window and all held bytes within
   ``memory_bytes``. A chunk never waits for lack of room when nothing else is under way.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import get_args
 
+from backends.kv.bridge.turns import Head, Standing, Turns
 from backends.kv.bridge.types import ChunkFetch, ChunkId, TransferStanding
 from backends.types import TransferPriority
 
@@ -60,49 +61,18 @@ class _Transfer:
     chunks: list[ChunkId]
     done: bytearray
     present: int
-    order: int
+    turn: Standing
     rank: int
     """Its class's place in ``PRIORITIES``."""
     missing: int
     """Chunks that are not done."""
     wan_bytes: int = 0
-    given_bytes: int = 0
     large: bool | None = None
     cursor: int = 0
     """All chunks before it are done or under way."""
     probe_cursor: int = 0
     """All chunks before it are done or seen."""
     probe_width: int = PROBE_WIDTH_CHUNKS
-
-
-_Heads = dict[bool, tuple[_Transfer, _Chunk]]
-"""What might start next in a class: for its small and for its large transfers, whose turn it is, and its chunk."""
-
-
-@dataclass(slots=True)
-class _Turns:
-    """Who was given what within one priority class."""
-
-    large_per_small: float
-    passed_bytes: int = 0
-    """What went to higher classes while this one had a chunk to start, and is not made up for yet."""
-    large_credit_bytes: float = 0.0
-    level_bytes: dict[bool, int] = field(default_factory=lambda: {False: 0, True: 0})
-    """By whether they are large: what the transfer whose turn was last had been given before it."""
-
-    def choose(self, heads: _Heads) -> bool:
-        """Whether a large transfer is next."""
-        return True in heads and (False not in heads or self.large_credit_bytes >= heads[True][1].size_bytes)
-
-    def give(self, heads: _Heads, large: bool) -> None:
-        """Note that the head that ``choose`` chose starts."""
-        transfer, chunk = heads[large]
-        if len(heads) == 2:
-            self.large_credit_bytes += -chunk.size_bytes if large else chunk.size_bytes * self.large_per_small
-        elif large:
-            self.large_credit_bytes = 0.0
-        self.level_bytes[large] = transfer.given_bytes
-        transfer.given_bytes += chunk.size_bytes
 
 
 class TransferSchedule:
@@ -114,7 +84,9 @@ class TransferSchedule:
         self._transfers: dict[str, _Transfer] = {}
         self._chunks: dict[ChunkId, _Chunk] = {}
         self._orders = 0
-        self._turns = [_Turns(large_share / (1 - large_share)) for _ in PRIORITIES]
+        self._turns = [Turns(large_share, small_bytes) for _ in PRIORITIES]
+        self._tenants: Counter[str] = Counter()
+        """How many transfers each has open."""
         self.receiving_bytes = 0
         self.held_bytes = 0
         """Bytes being received or written."""
@@ -125,17 +97,24 @@ class TransferSchedule:
         chunks: Sequence[ChunkId],
         present: Collection[ChunkId] = (),
         priority: TransferPriority = "waiting",
+        tenant: str = "",
+        weight: float = 1.0,
     ) -> None:
-        """Start a transfer of ``chunks``; the receiving store holds ``present``. Raises ValueError on reuse."""
+        """Start a transfer of ``chunks``; the receiving store holds ``present``. Raises ValueError on reuse.
+
+        ``weight``: bytes that its tenant gets while others, of weight 1, get one.
+        """
         if transfer_id in self._transfers:
             raise ValueError(f"transfer {transfer_id} exists")
         unique = list(dict.fromkeys(chunks))
         done = bytearray(chunk in present for chunk in unique)
         held = sum(done)
         rank = PRIORITIES.index(priority)
-        transfer = _Transfer(transfer_id, unique, done, held, self._orders, rank, len(unique) - held)
+        turn = Standing(self._orders, tenant, weight)
+        transfer = _Transfer(transfer_id, unique, done, held, turn, rank, len(unique) - held)
         self._orders += 1
         self._transfers[transfer_id] = transfer
+        self._tenants[tenant] += 1
         self._want(transfer, [index for index, is_done in enumerate(done) if not is_done])
 
     def prioritise(self, transfer_id: str, priority: TransferPriority) -> None:
@@ -143,7 +122,7 @@ class TransferSchedule:
         transfer, rank = self._transfers.get(transfer_id), PRIORITIES.index(priority)
         if transfer is not None and transfer.rank != rank:
             transfer.rank = rank
-            transfer.given_bytes = 0
+            transfer.turn.given_bytes = 0
 
     def demand(self, transfer_id: str, chunks: Iterable[ChunkId]) -> None:
         """Want ``chunks`` again: they were done or present, and the receiving store has lost them."""
@@ -160,6 +139,7 @@ class TransferSchedule:
         transfer = self._transfers.pop(transfer_id, None)
         if transfer is None:
             return []
+        self._leave(transfer.turn.tenant)
         orphans = []
         for index, chunk_id in enumerate(transfer.chunks):
             chunk = self._chunks.get(chunk_id)
@@ -184,6 +164,11 @@ class TransferSchedule:
             transfer.wan_bytes,
             chunks_seen=self._next_unseen(transfer, transfer.probe_cursor),
         )
+
+    @property
+    def open_tenants(self) -> int:
+        """How many tenants have open transfers."""
+        return len(self._tenants)
 
     def wanters(self, chunk_id: ChunkId) -> list[str]:
         """Transfers that wait for the chunk."""
@@ -237,13 +222,15 @@ class TransferSchedule:
         heads = self._heads()
         if not heads:
             return None
-        larges = {rank: self._turns[rank].choose(heads[rank]) for rank in heads}
-        rank = self._next_rank({rank: heads[rank][larges[rank]][1] for rank in sorted(heads)})
-        transfer, chunk = heads[rank][larges[rank]]
-        if not self._fits(chunk.size_bytes, window_bytes):
+        chosen = {rank: self._turns[rank].choose(heads[rank]) for rank in sorted(heads)}
+        rank = self._next_rank(chosen)
+        head = chosen[rank]
+        if not self._fits(head.size_bytes, window_bytes):
             return None
-        self._settle(rank, chunk.size_bytes, heads.keys())
-        self._turns[rank].give(heads[rank], larges[rank])
+        self._settle(rank, head.size_bytes, heads.keys())
+        self._turns[rank].give(head, heads[rank])
+        transfer = self._transfers[head.transfer_id]
+        chunk = self._chunks[transfer.chunks[transfer.cursor]]
         chunk.state = _State.RECEIVING
         chunk.fetch = ChunkFetch(chunk.id, chunk.size_bytes, transfer.id)
         self.receiving_bytes += chunk.size_bytes
@@ -310,26 +297,20 @@ class TransferSchedule:
             transfer.cursor += 1
         return None
 
-    def _heads(self) -> dict[int, _Heads]:
+    def _heads(self) -> dict[int, list[Head]]:
         """What might start next in each class that has something to start."""
-        heads: dict[int, _Heads] = {}
+        heads: dict[int, list[Head]] = {}
         for transfer in self._transfers.values():
             chunk = self._head(transfer)
-            if chunk is None:
-                continue
-            large = self._is_large(transfer, chunk)
-            # Who could not use its turns does not save them up.
-            transfer.given_bytes = max(transfer.given_bytes, self._turns[transfer.rank].level_bytes[large])
-            of_class = heads.setdefault(transfer.rank, {})
-            best = of_class.get(large)
-            if best is None or (transfer.given_bytes, transfer.order) < (best[0].given_bytes, best[0].order):
-                of_class[large] = (transfer, chunk)
+            if chunk is not None:
+                head = Head(transfer.turn, transfer.id, chunk.size_bytes, self._is_large(transfer, chunk))
+                heads.setdefault(transfer.rank, []).append(head)
         return heads
 
-    def _next_rank(self, chunks: dict[int, _Chunk]) -> int:
+    def _next_rank(self, chosen: dict[int, Head]) -> int:
         """The class whose turn it is, of those with a chunk to start, the highest first."""
-        first, *lower = chunks
-        due = (rank for rank in lower if self._turns[rank].passed_bytes >= (ONE_IN - 1) * chunks[rank].size_bytes)
+        first, *lower = chosen
+        due = (rank for rank in lower if self._turns[rank].passed_bytes >= (ONE_IN - 1) * chosen[rank].size_bytes)
         return next(due, first)
 
     def _settle(self, rank: int, size_bytes: int, ready: Collection[int]) -> None:
@@ -342,6 +323,18 @@ class TransferSchedule:
                 turns.passed_bytes -= (ONE_IN - 1) * size_bytes
             elif other > rank:
                 turns.passed_bytes += size_bytes
+
+    def _leave(self, tenant: str) -> None:
+        """A transfer of its has ended."""
+        self._tenants[tenant] -= 1
+        if self._tenants[tenant]:
+            return
+        del self._tenants[tenant]
+        for turns in self._turns:
+            if self._tenants:
+                turns.forget(self._tenants)
+            else:
+                turns.reset()
 
     def _is_large(self, transfer: _Transfer, head: _Chunk) -> bool:
         """Whether ``transfer`` is large: decided once, when the size of its chunks is first known."""

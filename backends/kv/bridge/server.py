@@ -173,7 +173,7 @@ class _Transfers:
         own = _own_id(scope, "")
         return _json(
             [
-                TransferItem(transfer.id.removeprefix(own), _line(transfer), transfer.priority)
+                TransferItem(transfer.id.removeprefix(own), _line(transfer), transfer.priority, transfer.tenant)
                 for transfer in self._mover.transfers.values()
                 if transfer.id.startswith(own)
             ]
@@ -189,7 +189,14 @@ class _Transfers:
         except (msgspec.DecodeError, KeysRefused) as error:
             return _error(400, str(error))
         try:
-            return self._mover.open(_own_id(scope, order.transfer_id), chunks, order.deadline_s, order.priority)
+            return self._mover.open(
+                _own_id(scope, order.transfer_id),
+                chunks,
+                order.deadline_s,
+                order.priority,
+                order.tenant,
+                order.weight,
+            )
         except TransferExists:
             return _error(409, "the transfer id is in use")
         except TooManyTransfers:

@@ -20,6 +20,8 @@ class BridgeTransfer:
     chunks: list[ChunkId]
     standing: TransferStanding
     priority: TransferPriority = "waiting"
+    tenant: str = ""
+    weight: float = 1.0
     state: BridgeTransferState = "opening"
     error: str | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -157,6 +157,10 @@ class TransferOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hash_seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)] | None = None
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86400)] = 600.0
     priority: TransferPriority = "waiting"
+    tenant: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Whose share of the link it takes; any name will do that is the same each time."""
+    weight: Annotated[float, msgspec.Meta(ge=0.001, le=1000)] = 1.0
+    """Bytes that this tenant gets while others, of weight 1, get one."""
 
 
 class TransferChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,6 +189,7 @@ class TransferItem(msgspec.Struct, frozen=True):
     transfer_id: str
     progress: TransferLine
     priority: TransferPriority
+    tenant: str = ""
 
 
 class KeySearch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

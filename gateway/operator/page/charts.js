@@ -1,5 +1,5 @@
 // Pictures as SVG: sparklines, curves, and one request on a time axis.
-import { s, seconds } from "./dom.js";
+import { h, s, seconds } from "./dom.js";
 
 // least: what fills the height when nothing is larger.
 export function spark(element, series, kinds, label, least) {
@@ -62,14 +62,15 @@ export function layOut(events) {
   return { bars, marks, end };
 }
 
-export function timeline(events) {
+// room: how wide it may be, in pixels.
+export function timeline(events, room) {
   const { bars, marks, end } = layOut(events);
   const lanes = ["P", "KV", "RLD", "extend", "MD", ...new Set(bars.map((bar) => bar.lane))].filter((lane, at, all) => all.indexOf(lane) === at && bars.some((bar) => bar.lane === lane));
-  const [width, left, lane] = [760, 58, 26];
+  const [width, left, lane] = [Math.min(900, Math.max(320, room || 760)), 58, 26];
   const height = lanes.length * lane + 40;
   const x = (value) => left + (value / end) * (width - left - 14);
   const told = [...bars.map((bar) => `${bar.text} from ${seconds(bar.from)} to ${seconds(bar.to)}`), ...marks.map((mark) => `${mark.text} at ${seconds(mark.at)}`)].join("; ");
-  return s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Timeline: ${told}`, class: "timeline" },
+  const picture = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Timeline: ${told}`, class: "timeline" },
     lanes.map((name, at) => [
       s("text", { x: left - 8, y: at * lane + 22, "text-anchor": "end" }, name),
       s("line", { class: "grid", x1: left, x2: width - 14, y1: at * lane + 32, y2: at * lane + 32 }),
@@ -77,4 +78,5 @@ export function timeline(events) {
     bars.map((bar) => s("rect", { class: `fill-${bar.kind}`, x: x(bar.from), y: lanes.indexOf(bar.lane) * lane + 10, width: Math.max(2, x(bar.to) - x(bar.from)), height: 14, rx: 3 }, s("title", {}, `${bar.text}, ${seconds(bar.from)} to ${seconds(bar.to)}`))),
     marks.map((mark) => s("line", { class: mark.bad ? "stroke-soft" : "stroke-joint", "stroke-dasharray": mark.joint ? "" : "3 3", x1: x(mark.at), x2: x(mark.at), y1: 4, y2: height - 24 }, s("title", {}, `${mark.text}, ${seconds(mark.at)}`))),
     [0, 0.25, 0.5, 0.75, 1].map((share) => s("text", { x: x(share * end), y: height - 6, "text-anchor": share === 0 ? "start" : share === 1 ? "end" : "middle" }, seconds(share * end))));
+  return h("figure", {}, picture, h("figcaption", { class: "small soft" }, "Dotted: the first token. Full line: another role's tokens take over."));
 }

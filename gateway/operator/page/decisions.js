@@ -1,5 +1,5 @@
 // Why a request gets its plan; how level the caches are; where each prefill curve has valleys.
-import { ask, bytes, count, h, percent, plain, seconds, setText } from "./dom.js";
+import { ask, bytes, count, h, percent, seconds, setText, words } from "./dom.js";
 import { plot } from "./charts.js";
 import { store } from "./store.js";
 
@@ -72,7 +72,7 @@ function describe(told) {
   ];
   if (facts.unsplittable) pairs.push(["one engine", `must answer: ${facts.unsplittable.replaceAll("_", " ")}`]);
   return [
-    h("h2", {}, `${plan.kind}: ${path}`), h("p", {}, plain(told.why)),
+    h("h2", {}, `${plan.kind}: ${path}`), h("p", {}, words(told.why)),
     h("dl", { class: "pairs small" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     ...scores.map((score) => roleTable(score, facts.hits)),
   ];
@@ -93,7 +93,7 @@ function modelCard(name, one) {
   const card = h("section", { class: "card stack" }, h("h2", {}, `Model ${name}`));
   const budget = one.singular_budget === null ? "–" : percent(one.singular_budget);
   card.append(h("dl", { class: "pairs small" }, [
-    ["hits of P", percent(one.prefill_hit)], ["hits of MD", percent(one.main_hit)],
+    ["hit rate of P", percent(one.prefill_hit)], ["hit rate of MD", percent(one.main_hit)],
     ["gap", `${percent(one.gap)} (bound ${percent(one.gap_bound)})`],
     ["singular", `${one.singular_total ? percent(one.singular_used / one.singular_total) : "0 %"} of requests (budget ${budget})`],
     ["KV", `${bytes(one.kv_bytes_per_token)} a token`],
@@ -104,7 +104,7 @@ function modelCard(name, one) {
       xLabel: "minutes ago", yLabel: "hit rate (violet P, green MD)", xFormat: (at) => ((one.history.at(-1)[0] - at) / 60).toFixed(1), yFormat: (value) => percent(value), yMost: 1, label: `Hit rates of P and MD for ${name} over time` }));
   } else card.append(h("p", { class: "small soft" }, "Hit rates over time are drawn once there were two looks, half a minute apart."));
   const curves = Object.entries(one.curves);
-  if (!curves.length) card.append(h("p", { class: "small soft" }, "No prefill curves: measure them with `pdd profile`, and valleys are avoided and shown here."));
+  if (!curves.length) card.append(h("p", { class: "small soft" }, words("No prefill curves: measure them with `pdd profile`, and valleys are avoided and shown here.")));
   for (const [id, [tokens, times]] of curves) {
     card.append(h("h3", {}, `Prefill of ${id}`), plot({
       series: [{ kind: "P", label: id, points: tokens.map((at, index) => [at, times[index]]) }],

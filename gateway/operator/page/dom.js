@@ -65,7 +65,8 @@ export function seconds(value) {
   return `${Math.round(value / 60)} min`;
 }
 
-export const plain = (text) => (text ?? "").replaceAll("`", "");
+// Text whose names stand between backticks.
+export const words = (text) => (text ?? "").split("`").map((part, at) => (at % 2 ? h("code", {}, part) : part));
 export const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(value > 0 && value < 0.1 ? 1 : 0)} %`);
 export const count = (value) => (value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en"));
 export const clock = (atS) => new Date(atS * 1000).toLocaleTimeString("en-GB");

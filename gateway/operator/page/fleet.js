@@ -1,5 +1,5 @@
 // Two regions (or more), their instances, and the lines between.
-import { ask, bits, bytes, confirmed, count, h, keyed, percent, seconds, setText, setWidth } from "./dom.js";
+import { ask, bits, bytes, confirmed, count, h, keyed, percent, seconds, setText, setWidth, words } from "./dom.js";
 import { newSpark, spark } from "./charts.js";
 import { store } from "./store.js";
 
@@ -46,7 +46,7 @@ function drawRegions(root) {
   if (links.length) boxes.splice(1, 0, { kind: "lines", name: "lines", links });
   if (!store.gateway) return;
   if (!boxes.length) {
-    root.replaceChildren(h("p", { class: "card empty" }, "No engines are configured. Add some under `engines` in the configuration, or with `pdd pool add`."));
+    root.replaceChildren(h("p", { class: "card empty" }, words("No engines are configured. Add some under `engines` in the configuration, or with `pdd pool add`.")));
     return;
   }
   for (const child of [...root.children]) if (!child.dataset.key) child.remove();
@@ -83,8 +83,7 @@ function newTile(one) {
     h("h3", {}, h("span", { class: `role ${one.role}` }, one.role), h("span", {}, one.id), h("span", { class: "state" })),
     h("p", { class: "small soft", "data-name": "why" }),
     meter("load"), meter("KV use"), meter("hits"),
-    newSpark(),
-    h("div", { class: "row apart small soft" }, h("span", { "data-name": "pace" }), button));
+    h("div", { class: "foot small soft" }, h("span", { "data-name": "pace" }), newSpark(), button));
 }
 
 function updateTile(tile, one) {
@@ -121,7 +120,7 @@ async function toggle(id, button) {
 
 function newLine(one) {
   return h("article", { "aria-label": `Line ${one.source} to ${one.dest}` },
-    h("h3", {}, `${one.source} → ${one.dest}`, h("span", { class: "state" })), newSpark(), h("dl", { class: "pairs small" }));
+    h("h3", {}, one.id === `${one.source}->${one.dest}` ? `${one.source} → ${one.dest}` : one.id, h("span", { class: "state" })), newSpark(), h("dl", { class: "pairs small" }));
 }
 
 function updateLine(card, one) {
@@ -139,6 +138,7 @@ function updateLine(card, one) {
     ["transfers", count(one.open)],
     ["round trip", `${one.rtt_ms} ms`],
     [`${count(one.typical_tokens)} tokens`, one.typical_s === null ? "–" : `in ${seconds(one.typical_s)}`],
+    ...Object.entries(one.kv).map(([model, terms]) => [`KV of ${model}`, terms]),
   ];
   keyed(card.querySelector("dl"), rows.flatMap(([name, value]) => [[name, "dt", name], [name, "dd", value]]), ([name, tag]) => `${name}.${tag}`,
     ([, tag]) => h(tag, {}), (element, [, , text]) => setText(element, text));

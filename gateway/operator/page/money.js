@@ -1,5 +1,5 @@
 // What the fleet costs, and what it gives for it.
-import { count, h, percent, tokenSplit } from "./dom.js";
+import { count, h, percent, tokenSplit, words } from "./dom.js";
 import { store } from "./store.js";
 
 const ROLES = { P: "p_tokens", RLD: "rld_tokens", MD: "md_tokens", other: "other_tokens" };
@@ -39,12 +39,12 @@ function draw() {
   if (!judged && !total.slo_met && !total.slo_missed) hints.push("No promises: the rules' `slo` says which answers are good ones.");
   const rows = usage.sort(([, a], [, b]) => (b.cost ?? 0) - (a.cost ?? 0) || (b.requests ?? 0) - (a.requests ?? 0)).map(([name, one]) => h("tr", {},
     h("td", {}, name), h("td", { class: "num" }, count(one.requests ?? 0)), h("td", { class: "num" }, count(one.prompt_tokens ?? 0)), h("td", { class: "num" }, one.prompt_tokens ? percent((one.cached_tokens ?? 0) / one.prompt_tokens) : "–"),
-    h("td", {}, tokenSplit(Object.fromEntries(Object.entries(ROLES).map(([role, key]) => [role, one[key] ?? 0])))), h("td", { class: "num" }, (one.cost ?? 0).toFixed(4)),
+    h("td", {}, tokenSplit(Object.fromEntries(Object.entries(ROLES).map(([role, key]) => [role, one[key] ?? 0])))), h("td", { class: "num" }, one.cost ? one.cost.toFixed(4) : "–"),
     h("td", { class: "num" }, `${count(one.slo_met ?? 0)} / ${count((one.slo_met ?? 0) + (one.slo_missed ?? 0))}`)));
   const heads = ["Tenant", "Requests", "Prompt tokens", "Cached", "Tokens by role", "Cost", "Within SLO"];
   return [
     h("dl", { class: "figures card" }, figures.map(([name, value, unit]) => h("div", { class: "figure" }, h("dt", {}, name), h("dd", {}, value, " ", h("small", {}, unit))))),
-    ...hints.map((text) => h("p", { class: "card small soft" }, text)),
+    ...hints.map((text) => h("p", { class: "card small soft" }, words(text))),
     h("section", { class: "card" }, h("h2", {}, "Tokens by role, 24 h"), tokenSplit(tokens), h("p", { class: "small" }, Object.entries(tokens).filter(([, value]) => value).map(([role, value]) => h("span", {}, h("span", { class: `key ${role}` }), `${role} ${count(value)} `)))),
     rows.length ? h("section", { class: "card" }, h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Use by tenant" }, h("table", {}, h("caption", {}, "Use by tenant over the last 24 hours, on all gateways"), h("thead", {}, h("tr", {}, heads.map((name, at) => h("th", { scope: "col", class: at && at !== 4 ? "num" : null }, name)))), h("tbody", {}, rows))))
       : h("p", { class: "card empty" }, "Nothing was used in the last 24 hours, or Redis does not answer."),

@@ -165,7 +165,7 @@ async function draw(pane, id) {
   try {
     const told = await ask(`/admin/requests/${encodeURIComponent(id)}`);
     const wan = told.wan_bytes ? ` · ${bytes(told.wan_bytes)} over the line` : "";
-    pane.picture.replaceChildren(timeline(told.events), h("p", { class: "small soft" }, h("a", { href: `#requests/${encodeURIComponent(id)}` }, "This request"), wan));
+    pane.picture.replaceChildren(timeline(told.events, pane.picture.clientWidth), h("p", { class: "small soft" }, h("a", { href: `#requests/${encodeURIComponent(id)}` }, "This request"), wan));
   } catch (error) {
     pane.picture.replaceChildren(h("p", { class: "soft small" }, error.message));
   }

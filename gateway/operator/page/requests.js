@@ -1,8 +1,9 @@
 // Running and recent requests, and one of them on a time axis.
-import { ask, bytes, clock, count, h, keyed, plain, seconds, setText, tokenSplit } from "./dom.js";
+import { ask, bytes, clock, count, h, keyed, seconds, setText, tokenSplit, words } from "./dom.js";
 import { timeline } from "./charts.js";
 import { store } from "./store.js";
 
+const STAGES = { tokenise_s: "read and tokenised in", waited_s: "waited for a place", decide_s: "decided in" };
 const FILTERS = { tenant: "Tenant", plan: "Plan", outcome: "Outcome" };
 
 export function mount(root) {
@@ -14,12 +15,13 @@ export function mount(root) {
   const none = h("p", { class: "empty" });
   const detail = h("section", { class: "card", "aria-label": "One request", hidden: true });
   const heads = ["Began", "Request", "Tenant", "Plan", "Tokens", "TTFT", "Gap", "WAN", "State"];
+  const figures = ["TTFT", "Gap", "WAN"];
   root.append(h("div", { class: "stack" },
     h("div", { class: "row" }, selects, search),
     detail,
     h("section", { class: "card" },
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Requests of this gateway" },
-        h("table", {}, h("caption", {}, "The newest requests of this gateway"), h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col" }, name)))), body)),
+        h("table", {}, h("caption", {}, "The newest requests of this gateway"), h("thead", {}, h("tr", {}, heads.map((name) => h("th", { scope: "col", class: figures.includes(name) ? "num" : null }, name)))), body)),
       none)));
   let shown = "", seen = "";
 
@@ -71,7 +73,7 @@ function matches(one, filter) {
 function newRow(one) {
   return h("tr", {},
     h("td", {}, clock(one.at_s)), h("td", {}, h("a", { href: `#requests/${encodeURIComponent(one.id)}` }, shorten(one.id))),
-    h("td", {}, one.tenant ?? "–"), h("td", {}), h("td", {}), h("td", { class: "num" }), h("td", { class: "num" }), h("td", { class: "num" }), h("td", {}));
+    h("td", {}, one.tenant ?? "–"), h("td", { class: "reason" }), h("td", {}), h("td", { class: "num" }), h("td", { class: "num" }), h("td", { class: "num" }), h("td", {}));
 }
 
 const shorten = (id) => (id.length > 16 ? `${id.slice(0, 14)}…` : id);
@@ -83,7 +85,7 @@ function updateRow(row, one, shown) {
   if (row.dataset.stamp === stamp) return;
   row.dataset.stamp = stamp;
   const cells = row.children;
-  cells[3].replaceChildren(h("strong", {}, one.plan ?? "–"), h("br"), h("span", { class: "soft small" }, plain(one.why ?? one.reason)));
+  cells[3].replaceChildren(h("strong", {}, one.plan ?? "–"), h("br"), h("span", { class: "soft small" }, words(one.why ?? one.reason)));
   const total = Object.values(one.tokens ?? {}).reduce((sum, value) => sum + value, 0);
   cells[4].replaceChildren(tokenSplit(one.tokens), h("span", { class: "soft small" }, one.tokens ? count(total) : ""));
   setText(cells[5], seconds(one.ttft_s));
@@ -103,9 +105,11 @@ async function drawDetail(root, id, one) {
   const answers = told.choices ?? [told];
   root.replaceChildren(
     h("div", { class: "row apart" }, h("h2", {}, `Request ${id}`), h("a", { href: "#requests" }, "Close")),
-    h("p", {}, plain(one?.why), " ", one?.has_decision ? h("a", { href: `#decisions/${encodeURIComponent(id)}` }, "Why this plan?") : null),
-    ...answers.flatMap((answer) => [timeline(answer.events), eventList(answer)]));
+    h("p", {}, words(one?.why), " ", one?.has_decision ? h("a", { href: `#decisions/${encodeURIComponent(id)}` }, "Why this plan?") : null),
+    ...answers.flatMap((answer) => [h("p", { class: "small soft" }, before(answer)), timeline(answer.events, root.clientWidth), eventList(answer)]));
 }
+
+const before = (answer) => Object.entries(STAGES).filter(([name]) => answer[name]).map(([name, text]) => `${text} ${seconds(answer[name])}`).join(", ");
 
 export function eventList(answer) {
   const rows = answer.events.map(({ t_s, event, ...rest }) => h("tr", {}, h("td", { class: "num" }, seconds(t_s)), h("td", {}, event.replaceAll("_", " ")),

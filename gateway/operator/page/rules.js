@@ -1,5 +1,5 @@
 // Rule documents: edited with their check while typing, compared, rehearsed, pushed, and taken back.
-import { ask, confirmed, count, h, keyed, moment, plain, setText } from "./dom.js";
+import { ask, confirmed, count, h, keyed, moment, setText, words } from "./dom.js";
 import { store } from "./store.js";
 
 export function mount(root) {
@@ -178,6 +178,6 @@ function drawFields(root, schema, text) {
   const found = listFields(schema).filter((one) => !wanted || `${one.path} ${one.text}`.toLowerCase().includes(wanted)).slice(0, wanted ? 30 : 8);
   keyed(root, found.flatMap((one) => [{ ...one, tag: "dt" }, { ...one, tag: "dd" }]), (one) => `${one.tag} ${one.path}`, (one) => h(one.tag, {}), (element, one) => {
     if (one.tag === "dt") element.replaceChildren(h("strong", {}, one.path), one.by ? h("span", { class: "soft" }, ` default ${one.by}`) : "");
-    else setText(element, plain(one.text));
+    else element.replaceChildren(...words(one.text));
   });
 }

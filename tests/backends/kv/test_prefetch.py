@@ -22,7 +22,9 @@ QUICK = PrefetchPace(slice_chunks=2, poll_interval_s=0.001, again_interval_s=0.0
 def request(chunks: int, salt: str | None = None) -> TransferRequest:
     """A prompt of some chunks and a rest."""
     prompt = list(range(chunks * CHUNK_TOKENS + 5))
-    return TransferRequest("t", "lmcache-mp", "kv-name", prompt, CHUNK_TOKENS, salt, kv_bytes_per_token=10)
+    return TransferRequest(
+        "t", "lmcache-mp", "kv-name", prompt, CHUNK_TOKENS, salt, kv_bytes_per_token=10, world_size=2
+    )
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ async def server() -> AsyncIterator[FakeCacheServer]:
 @pytest.fixture
 async def path(server: FakeCacheServer) -> AsyncIterator[PrefetchPath]:
     """The path under test."""
-    path = PrefetchPath(CacheServer(server.url), world_size=2, pace=QUICK)
+    path = PrefetchPath(CacheServer(server.url), pace=QUICK)
     yield path
     await path.aclose()
 

@@ -6,7 +6,7 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +89,14 @@ class Bench:
         await child.start()
         return Measured(urlsplit(child.url).port or 0, child.pid, model)
 
-    async def open_plan(self, plan: str, database: int, *options: str) -> Measured:
+    async def open_plan(
+        self, plan: str, database: int, *options: str, settings: Mapping[str, Any] | None = None
+    ) -> Measured:
         """Run ours so that every request takes one plan; ``database``: of the shared state, one for each."""
         config = self.folder / f"gateway{database}.yaml"
-        await asyncio.to_thread(config.write_text, yaml.safe_dump(self._settings(plan, database)))
+        await asyncio.to_thread(
+            config.write_text, yaml.safe_dump(self._settings(plan, database) | dict(settings or {}))
+        )
         command = pdd("serve", "--config", str(config), "--listen", "127.0.0.1:0", *options)
         return await self.start(f"gateway{database}", command, OTHER_MODEL if plan == "upstream" else MODEL)
 

@@ -91,6 +91,18 @@ async def test_tokens_are_settled_with_the_true_numbers(state: ApiState) -> None
     assert -2 <= remaining - (300 - 3 * usage["total_tokens"] - reserved) <= refilled + 2
 
 
+async def test_bytes_over_the_link(state: ApiState) -> None:
+    """Who is in debt for KV that crossed is refused, and told when to come back."""
+    async with serve(state, {"limits": {"wan_bytes_per_min": 1000}}) as served:
+        first = await served.ask()
+        served.access.admission.limits.charge_wan("default", 1500)
+        second = await served.ask()
+    assert first.status_code == 200
+    assert (second.status_code, second.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+    assert "1000 bytes of KV" in second.json()["error"]["message"]
+    assert 29 <= int(second.headers["retry-after"]) <= 31
+
+
 @pytest.mark.parametrize(
     ("limits", "body", "status", "param", "code"),
     [

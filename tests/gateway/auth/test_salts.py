@@ -103,6 +103,21 @@ def test_secret_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert read_secret(None, None) is None
 
 
+def test_a_secret_that_others_can_reach_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A file that everybody can read is warned of, one that everybody can change is refused; no secret is shown."""
+    path = tmp_path / "secret"
+    path.write_bytes(SECRET)
+    for mode, warned in ((0o600, False), (0o440, False), (0o644, True)):
+        path.chmod(mode)
+        caplog.clear()
+        assert read_secret(None, str(path)) == SECRET
+        assert [f"{path} has the mode {mode:04o}" in line for line in caplog.messages] == [True] * warned
+    path.chmod(0o602)
+    with pytest.raises(BadSecret, match="everybody can change it") as caught:
+        read_secret(None, str(path))
+    assert SECRET.decode() not in str(caught.value) + caplog.text
+
+
 def test_bad_secrets_are_refused_without_being_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A missing or short secret is an error that says where, and not what."""
     monkeypatch.setenv("PDD_TEST_SECRET", "short")

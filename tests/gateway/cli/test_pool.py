@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gateway.config.document_store import DocumentStore
+from gateway.config.document_store import Ack, DocumentStore
 from gateway.fleet.topology import FLEET, TOPOLOGY
 from tests.gateway.cli.fleet import pdd
 from tests.valkey import open_documents, run_valkey
@@ -94,3 +94,29 @@ async def test_what_does_not_fit_changes_nothing(
         assert reason in capsys.readouterr().err
     assert await pdd("pool", "drain", "md1", "--expect-version", "3") == 1
     assert await store.get(TOPOLOGY, FLEET) is None
+
+
+async def test_ids_are_those_that_gateways_know(store: DocumentStore, capsys: pytest.CaptureFixture[str]) -> None:
+    """An id that no live gateway tells of is refused by name and changes nothing; what nobody can check is said."""
+    assert await pdd("pool", "drain", "md1") == 0
+    assert "ids are not checked" in capsys.readouterr().err
+    await store.acknowledge(Ack("p", "h", 1, "", 0, (), ("p1", "md1", "a->b")))
+    for verb, name, kind in (
+        ("drain", "nosuch", "engine"),
+        ("undrain", "nosuch", "engine"),
+        ("remove", "nosuch", "engine"),
+        ("remove", "a->c", "link"),
+    ):
+        assert await pdd("pool", verb, name, "--wait", "0") == 1
+        assert f"there is no {kind} '{name}'; there are a->b, md1, p1" in capsys.readouterr().err
+    assert await pdd("pool", "drain", "p1", "--wait", "0") == 0
+    assert await pdd("pool", "undrain", "md1", "--wait", "0") == 0
+    document = await store.get(TOPOLOGY, FLEET)
+    assert document is not None and document.value["draining"] == ["p1"]
+
+
+async def test_a_mistake_of_before_can_be_taken_back(store: DocumentStore) -> None:
+    """What drains though there is no such engine may be undrained, whatever gateways know."""
+    await store.put(TOPOLOGY, FLEET, {"draining": ["nosuch"]}, author="an older pdd")
+    await store.acknowledge(Ack("p", "h", 1, "", 0, (), ("p1",)))
+    assert await pdd("pool", "undrain", "nosuch", "--wait", "0") == 0

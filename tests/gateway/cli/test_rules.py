@@ -87,10 +87,42 @@ async def test_wait_names_who_has_not(
         assert "not applied by process 1 on h: it is at revision 0" in told.err and "applied by process" in told.out
 
 
+async def test_rules_for_nobody_are_refused(
+    url: str, store: DocumentStore, write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant's name that nobody has is an error that says how to make it, and nothing is stored."""
+    monkeypatch.setenv("EDITOR", "true")
+    path = await write({"regions": ["a"]})
+    for verb in (("set", path), ("edit",)):
+        assert await pdd("rules", *verb, "--tenant", "typo") == 1
+        assert "tenant typo does not exist: `pdd tenant add typo` makes it" in capsys.readouterr().err
+    assert await store.all_of(RULES) == []
+    assert await pdd("rules", "set", path, "--tenant", "soon", "--anyway") == 0
+    await pdd("tenant", "add", "acme")
+    assert await pdd("rules", "set", path, "--tenant", "acme") == 0
+
+
+async def test_a_change_waits_for_those_that_live(
+    url: str, store: DocumentStore, write: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without being told a change waits for the processes that live; with none it ends at once, and says nothing."""
+    path = await write({"regions": ["a"]})
+    assert await pdd("rules", "set", path) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    async with run_gateway(url), run_gateway(url):
+        assert await pdd("rules", "set", path) == 0
+        assert capsys.readouterr().out.count("applied by process") == 2
+    await store.acknowledge(Ack("hung", "h", 1, "", 0))
+    assert await pdd("rules", "set", path, "--wait", "0") == 0
+    assert await pdd("rules", "set", path, "--wait", "0.1") == 1
+    assert "not applied by process 1 on h" in capsys.readouterr().err
+
+
 async def test_invalid_rules_change_nothing(
     url: str, store: DocumentStore, write: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is not valid, alone or together with the other documents, is refused with its path and not stored."""
+    await pdd("tenant", "add", "acme")
     assert await pdd("rules", "set", await write({"relay": {"transfer_retry_backoff_s": 2.0}}), "--tenant", "acme") == 0
     for tenant, value, path in [
         ("default", {"handof": {}}, "default: handof"),
@@ -141,6 +173,7 @@ async def test_get_list_delete(url: str, write: Any, capsys: pytest.CaptureFixtu
     assert await pdd("rules", "get") == 1
     assert "no rule document default" in capsys.readouterr().err
     await pdd("rules", "set", await write({"regions": ["a"]}))
+    await pdd("tenant", "add", "acme")
     await pdd("rules", "set", await write({"direct_classic": True}), "--tenant", "acme")
     capsys.readouterr()
     assert await pdd("rules", "get", "--tenant", "acme") == 0
@@ -188,7 +221,7 @@ async def test_schema_and_validation_alone(
     assert await pdd("rules", "schema") == 0
     assert "RuleDocument" in msgspec.json.decode(capsys.readouterr().out)["$defs"]
     path = await write({"regions": ["a"]})
-    assert await pdd("rules", "validate", path) == 0
+    assert await pdd("rules", "validate", path) == await pdd("rules", "check", path) == 0
     assert await pdd("rules", "validate", await write({"region": "a"})) == 1
     assert "default: region" in capsys.readouterr().err
     assert await pdd("rules", "set", path) == 1

@@ -184,6 +184,8 @@ def test_a_plan_can_be_loaded(scenario: str, trace: str, tmp_path: Path, capsys:
     assert found["pays"] == ("PDD pays." in shown.replace("\n", " "))
     assert found["best"]["topology"] == "pdd"
     assert found["same_region"]["topology"] == "same-dc-homogeneous"
+    rivals = [one for one in found["candidates"] if one["chips"] == found["same_region"]["chips"]]
+    assert found["same_region"]["served_by_cost"] == max(one["served_by_cost"] for one in rivals)
     assert build_rules(yaml.safe_load(rules.read_text(encoding="utf-8"))).stable.slo.ttft_s == 5
     settings = parse_settings(yaml.safe_load(topology.read_text(encoding="utf-8")))
     assert sum(engine.role == "MD" for engine in settings.engines) == found["best"]["MD"]

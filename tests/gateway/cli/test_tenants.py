@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from prometheus_client import CollectorRegistry
 
+from gateway.auth.keys import parse_key
 from gateway.auth.tenants import KEY_KIND, TENANT_KIND, BadKey, TenantBook, TenantDisabled
 from gateway.cli.writing import read_duration_s
 from gateway.config.live import LiveDocuments
@@ -80,6 +81,25 @@ async def test_a_tenant_is_disabled_and_enabled(url: str, capsys: pytest.Capture
         assert capsys.readouterr().out == "acme  disabled  version 2  the first\n"
         assert await pdd("tenant", "enable", "acme", "--wait") == 0
         assert book.find(key) == "acme"
+
+
+async def test_a_new_key_is_all_that_stdout_gets(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is said of a key's creation is on stderr, so that a script can take the key."""
+    await pdd("tenant", "add", "acme")
+    capsys.readouterr()
+    assert await pdd("key", "create", "--tenant", "acme") == 0
+    said = capsys.readouterr()
+    assert parse_key(said.out.strip()) is not None and said.out.count("\n") == 1
+    assert said.err.startswith("key ") and "version 1" in said.err and said.out.strip() not in said.err
+
+
+@pytest.mark.parametrize(
+    "name", ["", "default", "a b", "a\tb", "ac\u200bme", "\u202eemca", ".x", "x" * 101, "a/b", "a\n"]
+)
+async def test_names_of_tenants_are_plain(url: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tenant's name stands in logs, labels and tables: what looks like another one, or breaks them, is refused."""
+    assert await pdd("tenant", "add", name, "--wait", "0") in (1, 2)
+    assert await pdd("tenant", "list") == 0 and capsys.readouterr().out == ""
 
 
 async def test_no_key_is_in_redis(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,7 @@ async def test_one_frame_shows_the_fleet_and_a_request(desk: Desk, capsys: pytes
 async def test_the_live_view_follows_and_obeys_keys(desk: Desk) -> None:
     """On a terminal a new request appears by itself, keys act at once, and the terminal is as it was afterwards."""
     screen = Screen()
-    console = Console(file=screen, force_terminal=True, width=150, height=HEIGHT)
+    console = Console(file=screen, force_terminal=True, color_system="truecolor", width=150, height=HEIGHT)
     master, slave = pty.openpty()
     os.set_blocking(master, False)
     os.set_blocking(slave, False)

@@ -6,7 +6,8 @@ from io import StringIO
 from rich.console import Console
 
 from gateway.__main__ import COMMANDS
-from gateway.demo.report import print_usage
+from gateway.demo.report import AFTER_JOINT, BEFORE_JOINT, around_joints, print_usage
+from gateway.operator.terminal import ROLE_STYLES
 
 
 def test_the_demo_offers_the_page_and_commands_that_exist() -> None:
@@ -19,3 +20,17 @@ def test_the_demo_offers_the_page_and_commands_that_exist() -> None:
     assert [words[0] for words in offered] == ["top", "chat"] and all(words[0] in COMMANDS for words in offered)
     assert offered[1][1:4] == ["--long", "--words", "900"]
     assert all(words[-2:] == ["--url", "http://127.0.0.1:8123"] for words in offered)
+
+
+def test_an_answer_is_shown_around_its_joints() -> None:
+    """Long stretches of one role are left out, and what is shown is in the colour of who made it."""
+    pieces = [("P", "Let"), *[("RLD", " me\n")] * 1000, *[("MD", " end")] * 1000]
+    shown = around_joints(pieces)
+    assert shown.plain.startswith("Let me  me ") and shown.plain.count(" [...]") == 2
+    assert "me  end end" in shown.plain
+    made = {
+        style: sum(span.end - span.start for span in shown.spans if str(span.style) == style)
+        for style in ROLE_STYLES.values()
+    }
+    assert list(made.values()) == [3, AFTER_JOINT + BEFORE_JOINT, AFTER_JOINT]
+    assert around_joints([("MD", "short")]).plain == "short"

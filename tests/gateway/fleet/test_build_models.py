@@ -60,3 +60,16 @@ def test_unknown_calls_are_warned_of(
         for model in load_models(settings_of(directory, **fields)).values():
             model.close()
     assert ("stay text" in caplog.text) == is_warned
+
+
+@pytest.mark.parametrize(("given", "is_told"), [(None, False), (4096, False), (2000, False), (4097, True)])
+def test_a_context_longer_than_the_models_own_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, given: int | None, is_told: bool
+) -> None:
+    """The settings' number holds, and where config.json contradicts it, key and both numbers are named at start."""
+    directory = make_model_dir(tmp_path / "m", context_tokens=4096)
+    with caplog.at_level(logging.WARNING):
+        (model,) = load_models(settings_of(directory, context_tokens=given)).values()
+        model.close()
+    assert model.context_tokens == given or given is None
+    assert ("models[0].context_tokens: 4097 is given" in caplog.text and "tells 4096" in caplog.text) is is_told

@@ -19,6 +19,7 @@ from gateway.fleet import kv_probe
 from gateway.fleet.canaries import CanaryWatch, NoWay, Pair, sort_out
 from gateway.fleet.canary import LEAST_PROMPT_TOKENS, CanaryPath
 from gateway.fleet.kv_sizes import KvSizes
+from gateway.fleet.kv_terms import KvBook, KvTerms
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.links import Link
 from gateway.fleet.pools import Instance, InstanceSpec, Pools
@@ -37,6 +38,12 @@ CHUNK_TOKENS = 200
 FIRST_CHUNK_S = 0.05
 TOKEN_BYTES = 4
 NOW_S = Clock().now_s
+PINNED = KvTerms(
+    "lmcache",
+    CHUNK_TOKENS,
+    dtype="float32",
+    pinned=frozenset({"dialect", "chunk_tokens", "hash_seed", "dtype", "world_size", "dest_world_size", "has_groups"}),
+)
 
 
 @dataclass(slots=True)
@@ -117,7 +124,7 @@ class Weights:
         for one in transfers:
             moved = list(one.request.token_ids)
             if moved == leg.prompt[: len(moved)] and one.request.salt == leg.cache_salt and one.state == "complete":
-                return len(moved) // CHUNK_TOKENS * CHUNK_TOKENS
+                return len(moved) // one.request.chunk_tokens * one.request.chunk_tokens
         return 0
 
     async def probe(self) -> Capabilities:
@@ -142,6 +149,7 @@ class Fleet:
     link_is_up: bool = True
     md_reads: bool = True
     is_salted: bool = False
+    kv: KvBook = field(default_factory=lambda: KvBook(PINNED))
     metrics: Metrics = field(default_factory=Metrics)
     trust: KvTrust = field(init=False)
     sizes: KvSizes = field(default_factory=KvSizes)
@@ -164,8 +172,8 @@ class Fleet:
             return None
         if not self.link_is_up:
             raise NoWay("down")
-        link = Link("a", "b", self.path, "lmcache", CHUNK_TOKENS, 1e6, state=self.path.link_state)
-        return CanaryPath(link, MODEL, FIRST_CHUNK_S, TOKEN_BYTES, self.is_salted)
+        link = Link("a", "b", self.path, self.kv, 1e6, state=self.path.link_state)
+        return CanaryPath(link, MODEL, MODEL, FIRST_CHUNK_S, TOKEN_BYTES, self.is_salted)
 
     def watch(self, interval_s: float = 600.0) -> CanaryWatch:
         """Make the watch."""
@@ -174,7 +182,7 @@ class Fleet:
             {MODEL: self.model},
             pools,
             self.find_crossing,
-            lambda: CHUNK_TOKENS,
+            lambda model: CHUNK_TOKENS,
             interval_s,
             self.metrics,
             self.trust,
@@ -550,3 +558,73 @@ def test_alike_share_and_different_do_not(alike: dict[Pair, bool]) -> None:
             joined.update((id_, union) for id_ in union)
     for (first, second), is_alike in alike.items():
         assert (prints[first] == prints[second]) is (is_alike or second in joined[first])
+
+
+async def test_what_settings_leave_open_is_learnt(fleet: Fleet) -> None:
+    """Dialect, chunk size and dtype of both stores hold in place of the defaults, and are what the canary moves by."""
+    fleet.kv = KvBook()
+    path = keyed(fleet, Storing(chunk_tokens=208), Storing(chunk_tokens=208))
+    await fleet.watch().check()
+    kv = fleet.kv.of(MODEL)
+    assert (kv.dialect, kv.chunk_tokens, kv.hash_seed, kv.dtype) == ("lmcache", 208, None, "float32")
+    (transfer,) = path.transfers
+    asked = transfer.request
+    assert (asked.dialect, asked.chunk_tokens, asked.dtype, asked.kv_layout) == ("lmcache", 208, "float32", "split")
+    assert kv.at("source", MODEL).describe().endswith("learnt of p1 and m1")
+    assert (fleet.counted("alike"), fleet.trust.list_lost([("a", "b")])) == (1, [])
+
+
+async def test_large_chunks_are_learnt(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt that leaves nothing in the stores is followed by a longer one; with a size that is given it is not."""
+    monkeypatch.setattr(kv_probe, "LOOK_S", 0.02)
+    fleet.kv = KvBook()
+    p = Storing(chunk_tokens=1024)
+    keyed(fleet, p, Storing(chunk_tokens=1024))
+    await fleet.watch().check()
+    assert fleet.kv.of(MODEL).chunk_tokens == 1024
+    fleet.kv = KvBook(PINNED)
+    p.stored.clear()
+    await fleet.watch().check()
+    assert p.stored == []
+
+
+async def test_what_is_given_is_not_learnt(fleet: Fleet) -> None:
+    """POL-102: against a pinned value the stores' own stops the link, and both are named; the rest is learnt."""
+    fleet.kv = KvBook(KvTerms(chunk_tokens=CHUNK_TOKENS, pinned=frozenset({"chunk_tokens"})))
+    path = keyed(fleet, Storing(chunk_tokens=208), Storing(chunk_tokens=208))
+    await fleet.watch().check()
+    (line,) = fleet.trust.list_lost([("a", "b")])
+    assert "p1 stores chunks of 208 tokens, the link says 200" in line and "dialect" not in line
+    assert path.transfers == []
+
+
+async def test_engines_of_one_region_that_differ_are_named(fleet: Fleet) -> None:
+    """The one that was read first is believed; one that stores otherwise stops the link, with both values."""
+    fleet.kv = KvBook()
+    one, other = Storing(chunk_tokens=208), Storing(chunk_tokens=320)
+    other.stored = one.stored
+    keyed(fleet, one, Storing(chunk_tokens=208))
+    watch = fleet.watch()
+    await watch.check({"m1"})
+    fleet.add("p2", Weights(stores=other), Role.P)
+    await watch.check({"p2"})
+    (line,) = fleet.trust.list_lost([("a", "b")])
+    assert "p2 stores chunks of 320 tokens, p1 says 208 (chunk size)" in line
+    assert fleet.kv.of(MODEL).chunk_tokens == 208
+
+
+async def test_what_new_processes_store_is_learnt_anew(fleet: Fleet) -> None:
+    """After both engines were restarted with other chunks these are moved; until then the old ones hold."""
+    fleet.kv = KvBook()
+    p, md = Storing(chunk_tokens=208), Storing(chunk_tokens=208)
+    path = keyed(fleet, p, md)
+    watch = fleet.watch()
+    await watch.check()
+    p.chunk_tokens = md.chunk_tokens = 320
+    for id_ in ("p1", "m1"):
+        fleet.kv.forget(id_)
+    assert fleet.kv.of(MODEL).chunk_tokens == 208
+    await watch.check()
+    assert fleet.kv.of(MODEL).chunk_tokens == 320
+    assert [transfer.request.chunk_tokens for transfer in path.transfers] == [208, 320]
+    assert fleet.trust.list_lost([("a", "b")]) == []

@@ -6,7 +6,7 @@ import pytest
 
 from backends.kv.bridge.key_names import Origin
 from backends.kv.bridge.keys import DIALECTS, KeyRequest
-from backends.types import FoundKey, KvShape, LinkState, StoreSide
+from backends.types import FoundKey, KvShape, StoreSide
 from gateway.fleet.kv_reading import (
     LinkTerms,
     StoreReading,
@@ -15,8 +15,7 @@ from gateway.fleet.kv_reading import (
     is_same_size,
     read_store,
 )
-from gateway.fleet.links import Link
-from tests.gateway.relay.stage import LinkedPath
+from gateway.fleet.kv_terms import KvTerms
 
 PROMPT = list(range(100, 700))
 TERMS = LinkTerms("lmcache-mp", "org/m", 256, None, "bfloat16", 1)
@@ -108,16 +107,14 @@ def test_a_random_seed_is_told_of() -> None:
 
 def test_terms_follow_the_side_and_the_shape() -> None:
     """A latent is one whatever the ranks are; groups count where the link keeps them apart."""
-    state = LinkState(1e6, 0, 0.03, up=True, wan_bytes_total=0)
-    link = Link("a", "b", LinkedPath(), "lmcache-mp", 256, 1e6, world_size=8, dest_world_size=4, state=state)
+    kv = KvTerms(world_size=8, dest_world_size=4)
     grouped = KvShape("packed", 2, 8, 64)
-    assert [link.terms(side, "m", grouped).world_size for side in SIDES] == [8, 4]
-    assert link.terms("dest", "m", KvShape("latent", 2, 1, 576)).world_size == 1
-    assert link.terms("source", "m", None, 3).groups == 1
-    link.has_groups = True
-    assert link.terms("source", "m", None, 3).groups == 3
-    assert link.terms("source", "m", grouped).token_bytes(256 * 100) == 800
-    assert link.terms("source", "m", replace_heads(grouped, 4)).token_bytes(256 * 100) == 400
+    assert [kv.at(side, "m", grouped).world_size for side in SIDES] == [8, 4]
+    assert kv.at("dest", "m", KvShape("latent", 2, 1, 576)).world_size == 1
+    assert kv.at("source", "m", None, 3).groups == 1
+    assert replace(kv, has_groups=True).at("source", "m", None, 3).groups == 3
+    assert kv.at("source", "m", grouped).token_bytes(256 * 100) == 800
+    assert kv.at("source", "m", replace_heads(grouped, 4)).token_bytes(256 * 100) == 400
 
 
 def replace_heads(shape: KvShape, heads: int) -> KvShape:

@@ -7,25 +7,27 @@ import msgspec
 
 from backends.errors import TransferFailed
 from backends.types import LinkState, PathTraits
+from gateway.fleet.kv_terms import KvBook, KvTerms
 from gateway.fleet.links import POLL_TIMEOUT_S, Link, Links
 from gateway.telemetry.metrics import Metrics
 from policies.types import LinkView
 from policies.where import ANYWHERE
 from tests.gateway.fleet.seams import ScriptedPath
 
+MODEL = "demo"
 MEASURED = LinkState(rate_bytes_per_s=5e6, queued_bytes=1000, rtt_s=0.03, up=True, wan_bytes_total=9, open_transfers=2)
 VIEW = LinkView("a", "b", 5e6, 1000, 0.03, True, 2)
 
 
 def build_link(path: ScriptedPath, source: str = "a", dest: str = "b", chunk_tokens: int = 256) -> Link:
     """A link of an assumed 1 MB/s."""
-    return Link(source, dest, path, "lmcache", chunk_tokens, 1e6)
+    return Link(source, dest, path, KvBook(KvTerms("lmcache", chunk_tokens)), 1e6)
 
 
 @asynccontextmanager
 async def run_links(*links: Link, interval_s: float = 60.0) -> AsyncGenerator[Links, None]:
     """Keep links fresh until the block ends."""
-    running = Links({(link.source, link.dest): link for link in links}, interval_s)
+    running = Links(links, interval_s)
     await running.start()
     try:
         yield running
@@ -37,10 +39,10 @@ async def test_measurements_are_seen() -> None:
     """Policies see what the bridge has measured, and the assumed rate while it has measured none."""
     path = ScriptedPath(MEASURED)
     async with run_links(build_link(path)) as links:
-        assert links.views() == {("a", "b"): VIEW}
+        assert links.views(MODEL) == {("a", "b"): VIEW}
         path.state = msgspec.structs.replace(MEASURED, rate_bytes_per_s=0.0, open_transfers=None)
         await links.refresh()
-        assert links.views() == {("a", "b"): LinkView("a", "b", 1e6, 1000, 0.03, True, None)}
+        assert links.views(MODEL) == {("a", "b"): LinkView("a", "b", 1e6, 1000, 0.03, True, None)}
     assert path.is_closed
 
 
@@ -63,7 +65,7 @@ async def test_what_is_for_later_is_not_ahead_of_anybody() -> None:
     """Transfers that let new ones go first count neither with their bytes nor with their number."""
     path = ScriptedPath(msgspec.structs.replace(MEASURED, queued_later_bytes=900, later_transfers=1))
     async with run_links(build_link(path)) as links:
-        assert links.views() == {("a", "b"): LinkView("a", "b", 5e6, 100, 0.03, True, 1)}
+        assert links.views(MODEL) == {("a", "b"): LinkView("a", "b", 5e6, 100, 0.03, True, 1)}
 
 
 async def test_what_a_path_cannot_do_is_seen() -> None:
@@ -74,7 +76,7 @@ async def test_what_a_path_cannot_do_is_seen() -> None:
         for error in (None, TransferFailed("away")):
             path.error = error
             await links.refresh()
-            view = links.views()["a", "b"]
+            view = links.views(MODEL)["a", "b"]
             assert not (view.can_stop or view.reports_progress or view.overlaps_prefill)
 
 
@@ -82,7 +84,7 @@ async def test_a_bridge_without_its_sender_is_down() -> None:
     """A bridge that cannot reach the sending store makes its link down."""
     path = ScriptedPath(msgspec.structs.replace(MEASURED, up=False))
     async with run_links(build_link(path)) as links:
-        assert not links.views()["a", "b"].up
+        assert not links.views(MODEL)["a", "b"].up
 
 
 async def test_a_bridge_that_is_away_makes_its_link_down() -> None:
@@ -90,13 +92,13 @@ async def test_a_bridge_that_is_away_makes_its_link_down() -> None:
     path = ScriptedPath(MEASURED, error=TransferFailed("away"))
     async with run_links(build_link(path)) as links:
         down = LinkView("a", "b", 1e6, up=False)
-        assert links.views() == {("a", "b"): down}
+        assert links.views(MODEL) == {("a", "b"): down}
         path.error = None
         await links.refresh()
-        assert links.views() == {("a", "b"): VIEW}
+        assert links.views(MODEL) == {("a", "b"): VIEW}
         path.error = TransferFailed("away again")
         await links.refresh()
-        assert links.views() == {("a", "b"): down}
+        assert links.views(MODEL) == {("a", "b"): down}
 
 
 async def test_links_are_asked_again_and_again() -> None:
@@ -106,7 +108,7 @@ async def test_links_are_asked_again_and_again() -> None:
         path.state = msgspec.structs.replace(MEASURED, queued_bytes=7)
         asked = path.asked_times
         await path.asked.until(lambda: path.asked_times > asked + 1)
-        assert links.views()["a", "b"].queued_bytes == 7
+        assert links.views(MODEL)["a", "b"].queued_bytes == 7
 
 
 async def test_a_hung_bridge_does_not_hide_others() -> None:
@@ -119,19 +121,19 @@ async def test_a_hung_bridge_does_not_hide_others() -> None:
         well.state = msgspec.structs.replace(MEASURED, queued_bytes=7)
         asked = well.asked_times
         await well.asked.until(lambda: well.asked_times > asked + 1, POLL_TIMEOUT_S / 2)
-        assert links.views()["a", "c"].queued_bytes == 7
-        assert links.views()["a", "b"].up
-        await well.asked.until(lambda: not links.views()["a", "b"].up)
+        assert links.views(MODEL)["a", "c"].queued_bytes == 7
+        assert links.views(MODEL)["a", "b"].up
+        await well.asked.until(lambda: not links.views(MODEL)["a", "b"].up)
 
 
 async def test_links_are_found_by_their_regions() -> None:
     """A link is found by its two regions or by where it starts; the coarsest chunk holds for all."""
     one, other = build_link(ScriptedPath(MEASURED)), build_link(ScriptedPath(MEASURED), "c", "b", 512)
-    links = Links({("a", "b"): one, ("c", "b"): other}, 60.0)
-    assert links.get("a", "b") is one
-    assert links.get("b", "a") is None
-    assert links.first_from("c", ANYWHERE) is other
-    assert links.first_from("b", ANYWHERE) is None
-    assert links.chunk_tokens == 512
-    assert Links({}, 60.0).chunk_tokens == 1
+    links = Links([one, other], 60.0)
+    assert links.get("a", "b", MODEL) is one
+    assert links.get("b", "a", MODEL) is None
+    assert links.first_from("c", ANYWHERE, MODEL) is other
+    assert links.first_from("b", ANYWHERE, MODEL) is None
+    assert links.chunk_tokens(MODEL) == 512
+    assert Links([], 60.0).chunk_tokens(MODEL) == 1
     await links.aclose()

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config.fleet_settings import BadSettings, ModelSettings
 from gateway.config.settings import parse_settings
-from gateway.fleet.build import find_kv_bytes
+from gateway.fleet.build import find_kv_bytes, links_of
 from tests.gateway.fleet import kv_configs as models
 
 
@@ -26,6 +26,31 @@ def test_computed_where_not_given(tmp_path: Path) -> None:
     """The settings need no number; the element type may be another than the model's."""
     assert find_kv_bytes(0, model(tmp_path, models.DEEPSEEK_V3)) == 70_272
     assert find_kv_bytes(0, model(tmp_path, models.DEEPSEEK_V3, kv_dtype="fp8")) == 35_136
+
+
+@pytest.mark.parametrize(
+    ("link", "computed"),
+    [
+        ({}, 73_728),  # learnt later: windows are kept until then
+        ({"separate_object_groups": False}, 73_728),
+        ({"separate_object_groups": True}, 36_864),
+        ({"path": "nixl", "bridge": None}, 36_864),
+    ],
+)
+def test_windows_count_where_links_move_them_for_every_token(
+    tmp_path: Path, link: dict[str, Any], computed: int
+) -> None:
+    """LMCache without separate groups has twice as many bytes for a token of gpt-oss as its full layers have."""
+    (tmp_path / "config.json").write_text(json.dumps(models.GPT_OSS_120B))
+    engine = {"role": "MD", "model": "m", "url": "http://127.0.0.1:1"}
+    settings = parse_settings(
+        {
+            "models": [{"name": "m", "path": str(tmp_path)}],
+            "engines": [engine | {"id": region, "region": region} for region in "ab"],
+            "links": [{"source": "a", "dest": "b", "bridge": "http://127.0.0.1:1"} | link],
+        }
+    )
+    assert find_kv_bytes(0, settings.models[0], links_of(settings.models[0], settings)) == computed
 
 
 def test_a_given_number_wins_and_a_wrong_one_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

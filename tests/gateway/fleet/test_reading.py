@@ -14,6 +14,7 @@ from gateway.text.template import TemplateRejected
 from tests.fakes.engine import FakeEngine
 from tests.fakes.script import Refuse
 from tests.gateway.model_dir import model_dir
+from tests.gateway.text.test_token_files import write_ranks
 from tests.gateway.whole import MODEL, Whole, open_whole
 
 __all__ = ["model_dir"]
@@ -36,11 +37,22 @@ def bare_dir(model_dir: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def ranks_dir(model_dir: Path, tmp_path: Path) -> Path:
+    """The model as Kimi's directories are: ranks of tokens, control tokens in another file, no template."""
+    for file in ("config.json", "generation_config.json"):
+        (tmp_path / file).write_bytes((model_dir / file).read_bytes())
+    write_ranks(tmp_path, model_dir)
+    return tmp_path
+
+
 def reads_like(model: ServedModel, differs: Callable[[dict[str, Any]], bool] = lambda chat: False) -> Reading:
     """Return how an engine reads chats: as the gateway does, but with another first token for some."""
 
     def read(chat: dict[str, Any]) -> list[int] | Refuse:
         assert model.template is not None
+        if "prompt" in chat:
+            return model.encoder.encode_now(chat["prompt"], special=chat["add_special_tokens"])
         try:
             ids = model.encoder.encode_now(model.template.render_chat(chat))
         except TemplateRejected as error:
@@ -122,6 +134,20 @@ async def test_a_model_without_a_template_is_read_by_its_engine(
         assert status == 200 and answer["usage"]["prompt_tokens"] == len(engine.calls[-1].prompt)
         status, answer = await chat(whole, messages=[{"role": "wizard", "content": "x"}])
         assert (status, answer["error"]["code"]) == (400, "template_error")
+
+
+async def test_a_model_without_a_tokenizer_is_read_by_its_engine(
+    ranks_dir: Path, shared_redis: SharedRedis, twin: ServedModel
+) -> None:
+    """API-123: prompts are the engine's, of chats and of texts; answers are written by what the ranks say of tokens."""
+    async with open_with(ranks_dir, shared_redis, reads_like(twin), reader="engine") as (whole, engine):
+        assert whole.gateway.status.find_degraded() == []
+        assert (await chat(whole))[0] == 200
+        assert twin.template is not None
+        assert engine.calls[-1].prompt == twin.encoder.encode_now(twin.template.render([ASK]))
+        body = {"model": MODEL, "prompt": "Hello world!", "max_tokens": 1, "ignore_eos": True, "bad_words": ["x"]}
+        assert (await whole.client.post("/v1/completions", json=body)).status_code == 200
+        assert engine.calls[-1].prompt == twin.encoder.encode_now("Hello world!", special=True)
 
 
 async def test_an_engine_that_cannot_tell_changes_nothing(model_dir: Path, shared_redis: SharedRedis) -> None:

@@ -172,7 +172,7 @@ async def test_changed_engine_is_another_one() -> None:
         ({"engines": {"md2": engine_settings("md2", "http://x.invalid") | {"model": "y"}}}, "not in models"),
         ({"engines": {"md2": engine_settings("md2", "http://x.invalid") | {"api_key_env": "NOT_SET"}}}, "NOT_SET"),
         ({"engines": {"md1": None}}, "no engine is in region 'b'"),
-        ({"links": {"b->a": LINK}}, "leads a->b"),
+        ({"links": {"b->a": LINK}}, "a->b stands there"),
         ({"engine": {}}, "unknown field"),
         ([], "Expected `object`"),
     ],
@@ -180,27 +180,27 @@ async def test_changed_engine_is_another_one() -> None:
 async def test_bad_document_changes_nothing(body: Any, reason: str) -> None:
     """A document that does not fit is refused whole, with the reason; instances and links stay the same objects."""
     async with open_rig() as rig:
-        before = [*rig.topology.pools.instances, rig.topology.links.get("a", "b")]
+        before = [*rig.topology.pools.instances, rig.topology.links.get("a", "b", MODEL)]
         text = msgspec.json.encode(body).decode()
         with pytest.raises(DocumentsRefused, match=reason):
             rig.topology.apply([Document(TOPOLOGY, FLEET, 1, 1, 0, "ann", text)])
-        assert [*rig.topology.pools.instances, rig.topology.links.get("a", "b")] == before
+        assert [*rig.topology.pools.instances, rig.topology.links.get("a", "b", MODEL)] == before
         assert rig.offered == ["p1", "rld1", "md1"]
 
 
 async def test_links_change() -> None:
     """Links come and go with their stores in the index; one that stays is the same object, others are told of."""
     async with open_rig() as rig:
-        old = rig.topology.links.get("a", "b")
+        old = rig.topology.links.get("a", "b", MODEL)
         assert rig.joined == []
         rig.apply(links={"b->a": {"source": "b", "dest": "a", "bridge": "http://127.0.0.1:1"}})
-        assert rig.topology.links.get("a", "b") is old and rig.topology.links.get("b", "a") is not None
-        assert rig.topology.links.views().keys() == {("a", "b"), ("b", "a")}
+        assert rig.topology.links.get("a", "b", MODEL) is old and rig.topology.links.get("b", "a", MODEL) is not None
+        assert rig.topology.links.views(MODEL).keys() == {("a", "b"), ("b", "a")}
         rig.apply(links={"a->b": None})
-        assert rig.topology.links.views() == {}
+        assert rig.topology.links.views(MODEL) == {}
         assert rig.joined == [("b", "a")]
         rig.topology.apply([])
-        assert rig.topology.links.views().keys() == {("a", "b")}
+        assert rig.topology.links.views(MODEL).keys() == {("a", "b")}
         rig.apply(links={"a->b": LINK | {"chunk_tokens": 64}})
         assert rig.joined == [("b", "a"), ("a", "b"), ("a", "b")]
 

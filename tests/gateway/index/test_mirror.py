@@ -106,3 +106,17 @@ def test_age_of_the_last_news() -> None:
     assert (stats["p"].blocks, stats["p"].predicted, stats["p"].known) == (3, True, True)
     now = 9.0
     assert mirror.stats()["p"].blocks == 0
+
+
+def test_what_has_expired_counts_for_nothing_though_it_is_still_being_dropped() -> None:
+    """Many notes that expire together are dropped over several calls, and none of them is a hit meanwhile."""
+    predicted = PredictedBlocks(10_000_000)
+    for number in range(5):
+        predicted.note(range(number * 40_000, (number + 1) * 40_000), 1.0 + number / 100)
+    predicted.note(range(300_000, 300_010), 9.0)
+    predicted.expire(2.0)
+    assert len(predicted.until) > 100_000
+    assert [predicted.walk(range(start + 9, start - 1, -1)) for start in (0, 160_000, 300_000)] == [0, 0, 10]
+    for _ in range(3):
+        predicted.expire(2.0)
+    assert len(predicted.until) == 10

@@ -82,6 +82,12 @@ STEPS = st.lists(
 
 
 @pytest.mark.timeout(60)
+def take(residency: Residency, mirror: RankBlocks) -> None:
+    """Bring a mirror up to date."""
+    for change in residency.drain():
+        mirror.apply(change.delta)
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from([16, 32, 48, 8, 5, 24, 40, 1]), STEPS, st.integers(0, 25))
 def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over: int) -> None:
@@ -89,6 +95,24 @@ def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over:
 
     Where an engine's blocks are not whole own blocks the hit may be one block short, never long.
     """
+    check_against_the_model(block_size, steps, hand_over)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([16, 32, 8, 24]), STEPS, st.integers(0, 25), st.integers(1, 3))
+def test_counts_as_the_model_does_in_small_steps(
+    block_size: int, steps: list[Step], hand_over: int, at_once: int
+) -> None:
+    """Wherever events are cut, cascades are left for later and changes are handed on in parts, all is the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gateway.index.residency._STEP_BLOCKS", at_once)
+        patch.setattr("gateway.index.residency._PART_BLOCKS", at_once)
+        patch.setattr("gateway.index.block_tree.SETTLED_AT_ONCE", 1)
+        check_against_the_model(block_size, steps, hand_over)
+
+
+def check_against_the_model(block_size: int, steps: list[Step], hand_over: int) -> None:
+    """Let model and residency take the same events, and compare them after each."""
     model, mirror = Model(block_size), RankBlocks()
     residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
     records: dict[bytes, bytes] = {}
@@ -107,17 +131,17 @@ def test_counts_as_the_model_does(block_size: int, steps: list[Step], hand_over:
                     model.remove(prefix, medium)
                 event = BlocksCleared(medium)
         residency.apply(EventBatch(0, (event,) if event else (), 0))
-        change = residency.drain()
-        mirror.apply(change.delta)
-        if change.delta.clear:
-            records.clear()
-        records.update(change.saved)
-        for name in change.dropped:
-            records.pop(name, None)
+        for change in residency.drain():
+            mirror.apply(change.delta)
+            if change.delta.clear:
+                records.clear()
+            records.update(change.saved)
+            for name in change.dropped:
+                records.pop(name, None)
         if number == hand_over and residency.restorable:
             residency = Residency(lambda lora, salt: SEED, Counter(), records=True)
             residency.restore(sorted(records.items()))
-            assert not len(residency.drain().delta)
+            assert not sum(len(change.delta) for change in residency.drain())
         for path in PATHS:
             wanted = prompt_of(path)
             tokens = model.walk(wanted)
@@ -163,10 +187,10 @@ def test_engine_blocks_that_begin_alike_do_not_take_each_other_away(size: int) -
         (BlocksRemoved((0,)), 1),
     ):
         residency.apply(EventBatch(0, (event,), 0))
-        mirror.apply(residency.drain().delta)
+        take(residency, mirror)
         assert mirror.walk(hash_blocks(heads[0], SEED)[:1]) == own_blocks
     residency.apply(EventBatch(0, (BlocksRemoved((1,)),), 0))
-    mirror.apply(residency.drain().delta)
+    take(residency, mirror)
     assert mirror == RankBlocks()
 
 
@@ -190,7 +214,7 @@ def test_same_hash_twice_in_an_event_is_refused() -> None:
     counters: Counter[str] = Counter()
     residency = Residency(lambda lora, salt: SEED, counters)
     residency.apply(EventBatch(0, (BlocksStored((1, 1), None, array("I", range(32)), 16),), 0))
-    assert not len(residency.drain().delta)
+    assert not sum(len(change.delta) for change in residency.drain())
     assert counters["opaque_blocks"] == 2
 
 
@@ -199,7 +223,7 @@ def test_blocks_beyond_the_limit_are_left_out() -> None:
     residency = Residency(lambda lora, salt: SEED, Counter(), limit=2)
     residency.apply(EventBatch(0, (BlocksStored((1, 2), None, array("I", range(32)), 16),), 0))
     residency.apply(EventBatch(0, (BlocksStored((3,), 2, array("I", range(16)), 16),), 0))
-    assert len(residency.drain().delta) == 2
+    assert sum(len(change.delta) for change in residency.drain()) == 2
 
 
 @pytest.mark.parametrize("children", [1, 2, 3])
@@ -209,13 +233,13 @@ def test_children_come_back_with_their_parent(children: int) -> None:
     root = BlocksStored((1,), None, array("I", range(16)), 16)
     leaves = [BlocksStored((10 + i,), 1, array("I", [i] * 16), 16) for i in range(children)]
     residency.apply(EventBatch(0, (root, *leaves, BlocksRemoved((1,))), 0))
-    mirror.apply(residency.drain().delta)
+    take(residency, mirror)
     assert mirror == RankBlocks()
     residency.apply(EventBatch(0, (BlocksRemoved((10,)), root), 0))
-    mirror.apply(residency.drain().delta)
+    take(residency, mirror)
     assert len(mirror.held) == children
     residency.apply(EventBatch(0, tuple(BlocksRemoved((10 + i,)) for i in range(children)), 0))
-    mirror.apply(residency.drain().delta)
+    take(residency, mirror)
     assert len(mirror.held) == 1
 
 
@@ -228,3 +252,29 @@ def test_delta_is_applied_once_or_twice() -> None:
         assert blocks == RankBlocks({1, 2, 4})
     blocks.apply(CacheDelta(True, [9]))
     assert blocks == RankBlocks({9})
+
+
+def test_a_large_event_is_taken_in_steps_and_handed_on_in_parts() -> None:
+    """Nothing takes longer with more blocks in one event, behind one block, or changed since the last look."""
+    residency, mirror, blocks = Residency(lambda lora, salt: SEED, Counter(), records=True), RankBlocks(), 20_000
+    run = BlocksStored(tuple(range(blocks)), None, array("I", range(16 * blocks)), 16)
+    assert sum(1 for _ in residency.steps(EventBatch(0, (run,), 0))) >= 20
+    parts = list(residency.drain())
+    assert len(parts) == 5 and max(len(part.delta) + len(part.saved) for part in parts) <= 2 * 4096
+    for part in parts:
+        mirror.apply(part.delta)
+    assert len(mirror.held) == residency.size == blocks
+    assert sum(1 for _ in residency.steps(EventBatch(0, (BlocksRemoved((0,)),), 0))) >= 20
+    take(residency, mirror)
+    assert residency.size == 0 and mirror == RankBlocks()
+
+
+def test_blocks_of_a_large_event_that_have_no_meaning_here_are_counted_once() -> None:
+    """Where a run ends at a block whose extra keys say nothing, the blocks before it are taken, also across steps."""
+    for bad in (0, 1, 1024, 1500, 2999):
+        counters: Counter[str] = Counter()
+        residency = Residency(lambda lora, salt: SEED, counters)
+        keys = [["?"] if at == bad else None for at in range(3000)] if bad else [["a", "b"]] + [None] * 2999
+        run = BlocksStored(tuple(range(3000)), None, array("I", range(48_000)), 16, extra_keys=keys)
+        residency.apply(EventBatch(0, (run,), 0))
+        assert (residency.size, counters["opaque_blocks"]) == (bad, 3000 - bad)

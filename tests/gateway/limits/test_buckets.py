@@ -41,6 +41,20 @@ def test_a_debt_is_paid_before_anything_passes() -> None:
     assert meter.ask(rates, 10, 0, 61.0).refused_by is None
 
 
+def test_bytes_over_the_wan_are_charged_as_they_cross() -> None:
+    """Whoever has bytes left may begin, whatever crosses then; a debt is paid by time, and nothing is saved up."""
+    meter, rates = Meter(), Rates(wan_bytes_per_min=600)
+    meter.charge_wan(10**6, 600, 0.0)
+    assert meter.ask(rates, 0, 0, 0.0).refused_by is None
+    meter.charge_wan(599, 600, 0.0)
+    assert meter.ask(rates, 0, 0, 0.0).refused_by is None
+    meter.charge_wan(1200, 600, 3600.0)
+    refused = meter.ask(rates, 0, 0, 3600.0)
+    assert (refused.refused_by, refused.retry_after_s) == ("wan_bytes", 60.1)
+    assert refused.status == RateLimitStatus()
+    assert meter.ask(rates, 0, 0, 3660.2).refused_by is None
+
+
 def test_a_refusal_takes_nothing() -> None:
     """Where one limit refuses, the others are as they were."""
     meter = Meter()
@@ -68,6 +82,7 @@ def test_share_of_one_process(processes: int, requests: int, concurrent: int) ->
     """TEN-08: without Redis a process keeps to its part of each limit, and to one at least."""
     own = RATES.share(processes)
     assert (own.requests_per_min, own.concurrent) == (requests, concurrent)
+    assert Rates(wan_bytes_per_min=600).share(processes) == Rates(wan_bytes_per_min=600 // processes)
     assert Rates().share(3) == Rates()
 
 

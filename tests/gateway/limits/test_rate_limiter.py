@@ -4,8 +4,10 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,6 +125,55 @@ async def test_true_use_is_settled(server: EmbeddedValkey) -> None:
         assert 35 < refused.retry_after_s < 37
 
 
+async def test_bytes_over_the_wan_are_one_bucket_for_all_processes(server: EmbeddedValkey) -> None:
+    """What crossed for one process's answer keeps a tenant's next request out of every process until time has paid."""
+    rates = Rates(wan_bytes_per_min=1000)
+    async with run_processes(server.url, 2) as (one, other):
+        one.gate.charge_wan("t", 10**6)
+        lease = await one.take(rates)
+        one.gate.charge_wan("t", 600)
+        one.gate.charge_wan("t", 399)
+        await one.exchanged()
+        lease.settle(1)
+        (await other.take(rates)).settle(1)
+        one.gate.charge_wan("t", 1000)
+        await one.exchanged()
+        refused = await other.refusal(rates)
+        assert refused.refused_by == "wan_bytes" and 59 < refused.retry_after_s <= 60.1
+        await other.take(Rates(requests_per_min=5))
+        await other.take(rates, tenant="u")
+
+
+async def test_bytes_over_the_wan_are_counted_without_redis() -> None:
+    """While Redis is away each process holds a tenant to its share of the bytes."""
+    clock = Clock()
+    alone = RateLimiter(make_away(), lambda: 2, clock=clock)
+    rates = Rates(wan_bytes_per_min=1000)
+    await alone.admit("t", rates, 1, 0)
+    alone.charge_wan("t", 500)
+    alone.charge_wan("u", 500)
+    with pytest.raises(LimitReached) as caught:
+        await alone.admit("t", rates, 1, 0)
+    assert (caught.value.refused_by, caught.value.retry_after_s) == ("wan_bytes", 0.12)
+    clock.now_s += 0.2
+    await alone.admit("t", rates, 1, 0)
+
+
+async def test_what_crossed_is_charged_once_however_long_redis_hangs(server: EmbeddedValkey) -> None:
+    """Bytes whose charge is not answered are not charged again: a server that hung has done it."""
+    rates = Rates(wan_bytes_per_min=1000)
+    async with run_processes(server.url, 1, timeout_s=0.3, interval_s=0.1) as (one,):
+        await one.take(rates)
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            one.gate.charge_wan("t", 2000)
+            await one.shared(False)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        await one.shared()
+        assert 50 < (await one.refusal(rates)).retry_after_s <= 60.1
+
+
 async def test_slots_are_freed_at_the_end(server: EmbeddedValkey) -> None:
     """Two answers at once hold both slots; the end of one lets the next in, on the other process too."""
     rates = Rates(concurrent=2)
@@ -167,6 +218,37 @@ async def test_redis_and_a_process_count_alike(server: EmbeddedValkey, seed: int
             assert str(said[0]) == str(said[1]) or all(isinstance(answer, Lease) for answer in said)
             if leases := [answer for answer in said if isinstance(answer, Lease)]:
                 pairs.append(leases)
+
+
+@pytest.mark.parametrize("passed_s", [0, 1, 15, 30, 59, 61, 600])
+async def test_redis_and_a_process_refill_alike(server: EmbeddedValkey, passed_s: int) -> None:
+    """After so much time, which is passed to both, all that is left, owed and waited for is the same."""
+    rates = Rates(requests_per_min=60, tokens_per_min=6000, wan_bytes_per_min=600)
+    clock = Clock()
+    alone = RateLimiter(make_away(), lambda: 1, clock=clock)
+    begin_s = time.monotonic()
+    async with run_processes(server.url, 1) as (one,), open_client(server) as client:
+        for gate in (one.gate, alone):
+            for _ in range(50):
+                (await gate.admit("t", rates, 100, 10)).settle(100)
+            gate.charge_wan("t", 1000)
+        await one.exchanged()
+        (buckets,) = [key async for key in client.scan_iter("pdd:limits:*:buckets")]
+        await client.hincrby(buckets, "at", -1000 * passed_s)
+        clock.now_s += passed_s
+        said = [await ask(gate, rates, 1) for gate in (one.gate, alone)]
+        said += [await ask(gate, replace(rates, wan_bytes_per_min=None), 3000) for gate in (one.gate, alone)]
+    spare_s = time.monotonic() - begin_s + 0.01  # what has passed for Redis beside
+    for theirs, own in zip(said[::2], said[1::2], strict=True):
+        assert getattr(theirs, "refused_by", None) == getattr(own, "refused_by", None)
+        assert getattr(theirs, "retry_after_s", 0) == pytest.approx(getattr(own, "retry_after_s", 0), abs=spare_s)
+        for shared, counted in (
+            (theirs.status.requests, own.status.requests),
+            (theirs.status.tokens, own.status.tokens),
+        ):
+            assert shared is not None and counted is not None
+            assert shared.remaining == pytest.approx(counted.remaining, abs=counted.limit / 60 * spare_s + 1)
+            assert shared.reset_s == pytest.approx(counted.reset_s, abs=spare_s)
 
 
 async def ask(gate: RateLimiter, rates: Rates, tokens: int) -> Lease | LimitReached:

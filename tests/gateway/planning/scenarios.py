@@ -15,6 +15,7 @@ SMALL: dict[str, Any] = {
     "search_s": 5,
     "turn_s": 5,
     "line_loads": [0.9],
+    "repeats": 1,
 }
 
 

@@ -64,7 +64,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not TRACES.is_dir(), reason="no real traces beside the checkout")
 @pytest.mark.parametrize(
-    ("name", "requests"), [("conversation_trace.jsonl", 12_031), ("AzureLLMInferenceTrace_conv.csv", 19_366)]
+    ("name", "requests"),
+    [
+        ("conversation_trace.jsonl", 12_031),
+        ("AzureLLMInferenceTrace_conv.csv", 19_366),
+        ("tracelab_round_trace.jsonl", 19),
+    ],
 )
 def test_real_traces(name: str, requests: int) -> None:
     """The public traces are read whole."""

@@ -1,6 +1,8 @@
 """Simulations side by side give what they give one by one."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
 
@@ -8,6 +10,7 @@ from gateway.planning.paper import ServedRates, make_cases
 from gateway.planning.workers import RateSearch, Workers, open_workers
 from tests.gateway.planning.scenarios import small_scenario
 
+T = TypeVar("T")
 CASES = list(make_cases(small_scenario(requests=40), ServedRates(2.0, 3.0), 0.9).values())
 
 
@@ -31,3 +34,19 @@ def test_the_search_covers_its_time() -> None:
     case = replace(CASES[3], rate_per_s=2.0)
     (found,) = Workers(1).find_rates("x", [RateSearch(case, 0.9, 5.0)])
     assert found > 1.0
+
+
+def test_equal_cases_are_run_once() -> None:
+    """What several tables ask for is simulated once, and each of them gets it."""
+    asked: list[Sequence[object]] = []
+
+    class Counted(Workers):
+        def run(self, text: str, work: Callable[[object], T], tasks: Sequence[object]) -> list[T]:
+            asked.append(tasks)
+            return super().run(text, work, tasks)
+
+    same, naive = CASES[:2]
+    first, second = Counted(1).simulate_groups("x", [{"a": same, "b": naive}, {"c": replace(same)}])
+    assert [len(tasks) for tasks in asked] == [2]
+    assert first["a"] is second["c"]
+    assert (first["a"].case, first["b"].case) == (same, naive)

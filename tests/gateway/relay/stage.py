@@ -11,6 +11,7 @@ from backends.engines.vllm import VllmEngine
 from backends.types import LinkState
 from gateway.config.rulebook import RuleBook
 from gateway.fleet.health import HealthWatch
+from gateway.fleet.kv_terms import KvBook, KvTerms
 from gateway.fleet.kv_trust import KvTrust
 from gateway.fleet.learning import Learning, Sessions
 from gateway.fleet.links import Link, Links
@@ -91,6 +92,7 @@ async def open_stage(
     lends: bool = False,
     ranks: Mapping[str, tuple[int, ...]] | None = None,
     take: Callable[[Timeline], None] | None = None,
+    max_model_len: int = 8192,
 ) -> AsyncIterator[Stage]:
     """Run the fakes and a service over them. The rules make every request a relay unless told otherwise.
 
@@ -103,7 +105,12 @@ async def open_stage(
     async with AsyncExitStack() as stack:
         engines = {
             id_: await stack.enter_async_context(
-                FakeEngine(id_, script=_script_of(id_), event_sources=_sources(len(ranks.get(id_, ()))))
+                FakeEngine(
+                    id_,
+                    script=_script_of(id_),
+                    event_sources=_sources(len(ranks.get(id_, ()))),
+                    max_model_len=max_model_len,
+                )
             )
             for id_ in ids
         }
@@ -114,7 +121,9 @@ async def open_stage(
         watch = HealthWatch(instances, 60.0, lambda _: None)
         await watch.start()
         stack.push_async_callback(watch.aclose)
-        links = Links({("a", "b"): Link("a", "b", path, "lmcache", CHUNK_TOKENS, 1e6, lease_s, lends)}, 60.0)
+        links = Links(
+            [Link("a", "b", path, KvBook(KvTerms("lmcache", CHUNK_TOKENS, dtype="float32")), 1e6, lease_s, lends)], 60.0
+        )
         await links.start()
         stack.push_async_callback(links.aclose)
         dropped: list[DropReason] = []

@@ -78,3 +78,16 @@ async def test_sessions_are_a_tenants_own() -> None:
         sessions = {tenant: service.decide(ask(tenant), rules).facts.session for tenant in ("a", "b")}
         served = {tenant: service.sessions.served(session or "") for tenant, session in sessions.items()}
         assert served["a"] and not served["b"]
+
+
+async def test_a_tenants_transfers_take_its_share_of_the_line_and_do_not_name_it() -> None:
+    """What moves KV is told whose it is by a name that is always the same and tells nothing, and the rule's weight."""
+    async with open_stage({"limits": {"wan_weight": 3}}, path=LinkedPath(is_instant=True)) as stage:
+        service = replace(stage.service, name_tenant=SALTS.name_tenant)
+        for request in (ask("acme"), ask("acme", "g"), ask("other")):
+            await read(service.generate(request))
+        await stage.quiet()
+    acme, again, other = [transfer.request for transfer in stage.path.transfers]
+    assert acme.tenant == again.tenant != other.tenant
+    assert "acme" not in acme.tenant and len(acme.tenant) == 16
+    assert acme.weight == 3.0

@@ -65,7 +65,7 @@ async def test_a_relay_is_one_span_with_a_child_for_each_part() -> None:
         children = [span for span in spans if span.parent_span_id == root.span_id]
         assert len(children) == len(spans) - 1
         names = [span.name for span in children]
-        assert {"prefill p1", "relay rld1", "extend md1", "final md1", "kv_transfer"} <= set(names)
+        assert {"decide", "prefill p1", "relay rld1", "extend md1", "final md1", "kv_transfer"} <= set(names)
         for span in children:
             assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
             assert span.end_time_unix_nano <= root.end_time_unix_nano + 1_000_000

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.text.model import ModelDirectoryError, load_model
+from gateway.text.model import load_model
 from gateway.text.parsers.registry import REASONING_PARSERS, TOOL_PARSERS
+from gateway.text.token_files import ModelDirectoryError
 
 
 def copy(model_dir: Path, target: Path, **changes: Any) -> Path:

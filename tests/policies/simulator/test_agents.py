@@ -6,7 +6,7 @@ from itertools import islice, pairwise
 
 import pytest
 
-from policies.simulator.agents import SKEWED, AgentTraffic, HitBucket, draw_hit, mean_hit
+from policies.simulator.agents import SKEWED, AgentTraffic, HitBucket, deal, hit_at, mean_hit
 from policies.simulator.arrivals import ARRIVALS, bursty, diurnal, poisson
 from policies.simulator.trace import BareRequest
 
@@ -15,9 +15,24 @@ def test_the_skew_is_the_reported_one() -> None:
     """Three quarters of the requests hit above 95 %, and the mean is 90 %."""
     assert mean_hit(SKEWED) == pytest.approx(0.9, abs=0.005)
     assert sum(bucket.share for bucket in SKEWED if bucket.low >= 0.95) == pytest.approx(0.75)
-    rng = random.Random(1)
-    drawn = [draw_hit(SKEWED, rng) for _ in range(20_000)]
-    assert sum(hit > 0.95 for hit in drawn) / len(drawn) == pytest.approx(0.75, abs=0.01)
+    drawn = [hit_at(SKEWED, quantile) for quantile in deal(random.Random(1), 1_000)]
+    assert sum(hit > 0.95 for hit in drawn) / len(drawn) == pytest.approx(0.75, abs=0.002)
+    assert sum(drawn) / len(drawn) == pytest.approx(mean_hit(SKEWED), abs=0.001)
+    assert (hit_at(SKEWED, 0.0), round(hit_at(SKEWED, 0.999999), 3)) == (0.0, 1.0)
+
+
+def test_numbers_are_dealt_in_any_order() -> None:
+    """Each equal part of the range is drawn from once, in an order that the seed decides."""
+    dealt = deal(random.Random(1), 50)
+    assert sorted(int(number * 50) for number in dealt) == list(range(50))
+    assert dealt != sorted(dealt) and dealt == deal(random.Random(1), 50) != deal(random.Random(2), 50)
+
+
+def test_cold_prompts_may_have_answers_of_their_own_length() -> None:
+    """Prompts of which next to nothing is cached have the other mean, the rest the usual one."""
+    buckets = (HitBucket(0.0, 0.1, 0.5), HitBucket(0.9, 0.9, 0.5))
+    traffic = AgentTraffic(random.Random(1), buckets, sessions=5, output_spread=0.0, cold_output_tokens=50)
+    assert sorted(row.output_tokens for row in traffic.rows(20, 1.0)) == [50] * 10 + [1_000] * 10
 
 
 def test_turns_hit_as_given() -> None:

@@ -1,6 +1,8 @@
 """Simulations as values: they repeat, what they hold follows from traffic, and the search finds the edge."""
 
 import random
+from dataclasses import replace
+from math import ceil
 
 import pytest
 
@@ -23,6 +25,20 @@ def test_a_case_repeats_with_its_seed() -> None:
     assert results[0].report.requests == 108
     assert len(results[0].ttft_s) == 101
     assert results[0].samples
+
+
+def test_fleets_of_the_size_that_is_wanted_keep_their_promises() -> None:
+    """One P and one MD are too few; sized twice by what the gateway wants there are as many as needed, and no more."""
+    parts = replace(PARTS, line=replace(PARTS.line, rate_bytes_per_s=2e10))
+    counts, good = FleetCounts(1, 1, 1), []
+    for _ in range(3):
+        case = SimulationCase("x", build_fleet("pdd", parts, counts), RULES, replace(AGENTS, requests=400), 30.0)
+        result = run_case(case, random.Random(1))
+        good.append(result.report.good)
+        counts = FleetCounts(*(max(1, ceil(result.wanted[role])) for role in ("P", "RLD", "MD")))
+    assert good[0] < 0.1
+    assert good[-1] == 1.0
+    assert counts == FleetCounts(3, 1, 2)
 
 
 def test_a_closed_loop_asks_as_often_as_told() -> None:

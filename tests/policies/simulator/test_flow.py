@@ -4,8 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from policies.rules import parse_rules
 from policies.simulator.fleet import Member
-from policies.types import Role
+from policies.simulator.replay import Replay
+from policies.types import Hit, Role
+from policies.wan import estimate_transfer, wait_after_prefill_s
+from tests.policies.build import FixedRng
 from tests.policies.simulator.fleets import ENGINE, SLOW, TRIO, fleet, replay, row
 
 NEAR_MAIN = Member("m", Role.MD, "a", ENGINE)
@@ -20,6 +24,22 @@ def test_direct_waits_for_kv_after_the_first_token() -> None:
     assert outcome.end_s == pytest.approx(0.101 + 1.03 + 0.1, abs=0.0001)
     assert (outcome.prefill_tokens, outcome.relay_tokens, outcome.main_tokens) == (1, 0, 10)
     assert report.wan_bytes == 1_000_000
+
+
+@pytest.mark.parametrize("cached", [0, 2_000, 5_000, 8_000, 9_900])
+@pytest.mark.parametrize("rate", [5e6, 2e7, 5e8])
+def test_the_wait_for_kv_is_what_was_reckoned(cached: int, rate: float) -> None:
+    """On an idle line MD has the KV as long after P's end as reckoned, within a step: what P had crosses before."""
+    line = replace(SLOW, rate_bytes_per_s=rate, connections=1000)
+    simulation = Replay(fleet(lines=(line,)), parse_rules({"pipelines": ["direct"]}), FixedRng())
+    asked, prefill = row(10_000, 11), simulation.world.sites["p"]
+    prefill.cache.add(asked.blocks[: cached // 100])
+    seen = simulation.world.snapshot()
+    estimate = estimate_transfer(10_000, Hit(0), seen.links["a", "b"], seen)
+    reckoned_s = wait_after_prefill_s(estimate, 10_000, prefill.view(), Hit(cached))
+    simulation.run([asked])
+    extend_s = 0.01
+    assert simulation.outcomes[0].gap_s == pytest.approx((reckoned_s or 0.0) + extend_s, abs=0.01)
 
 
 def test_classic_shows_nothing_before_main() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from policies.simulator.trace import BareRequest, Row, mean_rate, pace, read_azure, read_mooncake
+from policies.simulator.trace import BareRequest, Row, mean_rate, pace, read_azure, read_mooncake, read_tracelab
 
 
 def test_mooncake_rows() -> None:
@@ -38,3 +38,34 @@ def test_pace() -> None:
     assert mean_rate(paced) == 0.5
     assert pace([], 1.0) == []
     assert mean_rate(rows[:1]) == 1.0
+
+
+def round_of(session: str, prompt: int, prefix: int, *events: tuple[str, str]) -> dict[str, object]:
+    """A round of an agent as TraceLab has it."""
+    timing = [{"event_type": kind, "timestamp": f"2026-06-01T05:{moment}Z"} for kind, moment in events]
+    lengths = {"input_tokens_total": prompt, "prefix_tokens": prefix, "output_tokens": 9}
+    return {"session_id": session, "model": "m", "timing_events": timing, **lengths}
+
+
+def test_tracelab_rounds() -> None:
+    """A round comes with the last thing it answers; its cached prefix is the session's, at first everybody's."""
+    rows = list(
+        read_tracelab(
+            [
+                round_of("a", 1000, 512, ("user_message", "40:00.000"), ("text", "40:09.000")),
+                round_of("a", 1500, 800, ("tool_result", "40:10.000"), ("tool_result", "40:12.500")),
+                round_of("b", 600, 512, ("text", "41:00.000")),
+            ]
+        )
+    )
+    assert [(row.at_s, row.prompt_tokens, row.output_tokens, row.session) for row in rows] == [
+        (0.0, 1000, 9, "a"),
+        (12.5, 1500, 9, "a"),
+        (60.0, 600, 9, "b"),
+    ]
+    first, second, other = (row.blocks for row in rows)
+    assert [len(blocks) for blocks in (first, second, other)] == [4, 6, 3]
+    assert second[:3] == first[:3] and not set(second[3:]) & set(first)
+    assert other[:2] == first[:2] and other[2] not in first + second
+    with pytest.raises(KeyError):
+        list(read_tracelab([{"session_id": "a"}]))

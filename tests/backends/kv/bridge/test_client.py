@@ -55,9 +55,9 @@ async def bridged(rate_mbit: float = 40) -> AsyncGenerator[Bridged, None]:
 
 
 @asynccontextmanager
-async def open_path(running: Running, hash_seed: int | None = None) -> AsyncGenerator[BridgePath, None]:
+async def open_path(running: Running) -> AsyncGenerator[BridgePath, None]:
     """A path through a running bridge."""
-    path = BridgePath(running.url, hash_seed=hash_seed)
+    path = BridgePath(running.url)
     try:
         async with asyncio.timeout(PATIENCE_S):
             yield path
@@ -97,8 +97,8 @@ async def test_the_seed_of_the_engines_hashes() -> None:
     """What vLLM processes with a hash seed stored is found under their keys, and is not what others store."""
     async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
         await store(region.a, chunks_of(prompt(3), hash_seed=7))
-        async with open_path(running, hash_seed=7) as path:
-            progress = await read_all(path, request(3))
+        async with open_path(running) as path:
+            progress = await read_all(path, replace(request(3), hash_seed=7))
             assert (progress[-1].state, progress[-1].chunks_done) == ("complete", 3)
         async with open_path(running) as path:
             with pytest.raises(TransferFailed):
@@ -292,7 +292,9 @@ RANKS = ("02000200", "02010201")
 
 def of_ranks(count: int, seed: int = 0, **fields: Any) -> tuple[TransferRequest, list[str]]:
     """A transfer out of an LMCache server's store, and the keys of two ranks' shards there."""
-    wanted = TransferRequest("t", "lmcache-mp", "demo", prompt(count, seed), CHUNK_TOKENS, kv_shape=SHAPE, **fields)
+    wanted = TransferRequest(
+        "t", "lmcache-mp", "demo", prompt(count, seed), CHUNK_TOKENS, kv_shape=SHAPE, world_size=2, **fields
+    )
     keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS, world_size=2))
     return wanted, keys
 
@@ -300,10 +302,10 @@ def of_ranks(count: int, seed: int = 0, **fields: Any) -> tuple[TransferRequest,
 async def test_ranks_are_regrouped_on_the_way() -> None:
     """Two ranks' shards arrive as one, head by head, and count as what crossed; the next transfer finds them there."""
     async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
-        wanted, keys = of_ranks(3)
+        wanted, keys = of_ranks(3, dest_world_size=1)
         for number, key in enumerate(keys):
             await region.a.set(key, bytes([number]) * SHARD_BYTES)
-        path = BridgePath(running.url, world_size=2, dest_world_size=1)
+        path = BridgePath(running.url)
         first, second = await read_all(path, wanted), await read_all(path, replace(wanted, transfer_id="u"))
         await path.aclose()
         assert (first[-1].state, first[-1].wan_bytes) == ("complete", 6 * SHARD_BYTES)
@@ -320,10 +322,10 @@ async def test_ranks_are_regrouped_on_the_way() -> None:
 async def test_kv_of_another_size_than_the_model_s_is_refused(dest: int) -> None:
     """KV in two bytes an element where the figures say one does not cross, and both sizes are named."""
     async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
-        wanted, keys = of_ranks(1)
+        wanted, keys = of_ranks(1, dest_world_size=dest)
         for key in keys:
             await region.a.set(key, bytes(2 * SHARD_BYTES))
-        path = BridgePath(running.url, world_size=2, dest_world_size=dest)
+        path = BridgePath(running.url)
         sizes = f"sending store's chunk has {2 * SHARD_BYTES} bytes, and the model's figures make {SHARD_BYTES}"
         with pytest.raises(KvWrongSize, match=sizes):
             await read_all(path, wanted)
@@ -336,7 +338,7 @@ async def test_a_size_that_is_known_better_is_moved() -> None:
         wanted, keys = of_ranks(1)
         for key in keys:
             await region.a.set(key, bytes(2 * SHARD_BYTES))
-        path = BridgePath(running.url, world_size=2)
+        path = BridgePath(running.url)
         unchecked = await read_all(path, replace(wanted, checks_size=False))
         known = replace(wanted, transfer_id="u", kv_bytes_per_token=2 * SHAPE.token_bytes)
         assert [unchecked[-1].state, (await read_all(path, known))[-1].state] == ["complete", "complete"]
@@ -351,7 +353,7 @@ async def test_kv_that_main_s_own_contradicts_is_refused() -> None:
         wanted, keys = of_ranks(2)
         async with redis.asyncio.Redis.from_url(region.arguments[3]) as b:
             await b.set(keys[0], bytes(SHARD_BYTES // 2))
-        path = BridgePath(running.url, world_size=2)
+        path = BridgePath(running.url)
         with pytest.raises(TransferFailed, match=f"receiving store's chunk has {SHARD_BYTES // 2} bytes"):
             await read_all(path, wanted)
         await path.aclose()
@@ -360,11 +362,11 @@ async def test_kv_that_main_s_own_contradicts_is_refused() -> None:
 async def test_a_latent_is_one_whatever_the_ranks() -> None:
     """KV of multi-head latent attention is looked for, and written, under one rank's keys."""
     async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
-        wanted = replace(of_ranks(2)[0], kv_shape=KvShape("latent", 1, 1, 64))
+        wanted = replace(of_ranks(2)[0], kv_shape=KvShape("latent", 1, 1, 64), world_size=8, dest_world_size=4)
         keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS))
         for key in keys:
             await region.a.set(key, bytes(64 * CHUNK_TOKENS))
-        path = BridgePath(running.url, world_size=8, dest_world_size=4)
+        path = BridgePath(running.url)
         assert (await read_all(path, wanted))[-1].wan_bytes == 2 * 64 * CHUNK_TOKENS
         await path.aclose()
 
@@ -372,12 +374,12 @@ async def test_a_latent_is_one_whatever_the_ranks() -> None:
 async def test_groups_of_layers_cross_each_as_far_as_it_is_needed() -> None:
     """Of a window only the last chunks are waited for; without one of them the transfer is not complete."""
     async with bridged() as region, run_command("backends.kv.bridge.command", *region.arguments) as running:
-        wanted = replace(of_ranks(4)[0], kv_groups=(2 * CHUNK_TOKENS - 1, None))
+        wanted = replace(of_ranks(4)[0], world_size=1, separate_groups=True, kv_groups=(2 * CHUNK_TOKENS - 1, None))
         keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", wanted.token_ids, CHUNK_TOKENS))
         whole = [key.replace("@0@", "@1@") for key in keys]
         for key in (*whole, keys[2]):
             await region.a.set(key, bytes(100))
-        path = BridgePath(running.url, separate_groups=True)
+        path = BridgePath(running.url)
         async with aclosing(path.transfer(wanted)) as moving:
             async for progress in moving:
                 if progress.chunks_done == 5:

@@ -68,6 +68,8 @@ async def post(regions: Regions, **fields: Any) -> list[dict[str, Any]]:
         ({"dialect": "lmcache-mp", "salt": "a/b"}, "salt"),
         ({"surprise": 1}, "surprise"),
         ({"priority": "urgent"}, "priority"),
+        ({"tenant": "t" * 65}, "tenant"),
+        ({"weight": 0}, "weight"),
     ],
 )
 async def test_refuses_malformed_requests(change: dict[str, Any], words: str) -> None:
@@ -108,12 +110,16 @@ async def test_refuses_malformed_changes(body: Any) -> None:
 async def test_the_class_is_told_and_changed() -> None:
     """A transfer has the class of its order, or else the highest, until it is given another one."""
     async with idle_bridge() as client:
-        orders = [{**OPEN, "transfer_id": "a/b", "priority": "relay"}, {**OPEN, "transfer_id": "u"}]
+        orders = [
+            {**OPEN, "transfer_id": "a/b", "priority": "relay", "tenant": "t"},
+            {**OPEN, "transfer_id": "u"},
+        ]
         running = [asyncio.create_task(client.post("/v1/transfers", json=order)) for order in orders]
         async with asyncio.timeout(15):
             while len(listed := (await client.get("/v1/transfers")).json()) < 2:
                 await asyncio.wait(running, timeout=0.01)
         assert {item["transfer_id"]: item["priority"] for item in listed} == {"a/b": "relay", "u": "waiting"}
+        assert {item["transfer_id"]: item["tenant"] for item in listed} == {"a/b": "t", "u": ""}
         assert (await client.patch("/v1/transfers/a%2Fb", json={"priority": "later"})).status_code == 204
         assert (await client.get("/v1/transfers")).json()[0]["priority"] == "later"
         link = (await client.get("/v1/link")).json()

@@ -1,0 +1,26 @@
+"""``pdd simulate --calibrate`` over real engines, the shaped link and a real gateway."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gateway.__main__ import main
+from gateway.planning.calibration import FIGURES
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_real_answers_stand_beside_simulated_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A few conversations are answered and simulated; each figure has both, and all tokens were somebody's."""
+    out = tmp_path / "calibration.json"
+    assert main(["simulate", "--calibrate", "--requests", "4", "--rate", "2", "--json", str(out)]) == 0
+    found = json.loads(out.read_bytes())
+    table = found["calibration"]
+    assert set(table) == set(FIGURES)
+    assert found["requests"] == found["measured"]["requests"] == found["simulated"]["requests"] == 4
+    for side in ("measured", "simulated"):
+        assert table["ttft_p50_s"][side] > 0.0
+        assert sum(table[f"{role}_token_share"][side] for role in ("p", "rld", "md")) == pytest.approx(1.0)
+        assert table["wan_bytes"][side] > 0.0
+    assert "Measured and simulated" in capsys.readouterr().out
