@@ -30,6 +30,7 @@ from gateway.fleet.reading import Readings
 from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
+from gateway.text.turns import TurnMemory
 from policies.tenant_rules import ModelRules
 
 CHAT = GenerationApi("/v1/chat/completions", prepare_chat, OpenAiShape(ChatFormat()))
@@ -61,6 +62,8 @@ class ApiState:
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
     responses: ResponseMemory = field(default_factory=ResponseMemory)
     """What is kept of responses."""
+    turns: TurnMemory = field(default_factory=TurnMemory)
+    """The exact ids of conversations' turns."""
     note_turn: Callable[[str, str], object] = lambda model, result: None
     """Is told the model and what came of the ids of a conversation's earlier turns."""
 
@@ -68,7 +71,9 @@ class ApiState:
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     passed = state.passing.models if state.passing else tuple
-    models = Models(state.models, state.created, passed, state.note_unread, state.readings, state.note_turn)
+    models = Models(
+        state.models, state.created, passed, state.note_unread, state.readings, state.note_turn, state.turns
+    )
 
     def endpoint(
         api: GenerationApi, overflow: OverflowAnswers | None = None, memory: ResponseMemory | None = None

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 
 import httpx
@@ -90,16 +90,33 @@ async def _demo(args: argparse.Namespace, console: Console) -> int:
         async with open_gateway(settings) as gateway:
             stop = asyncio.Event()
             serving = asyncio.create_task(serve_sites(ServedApp(gateway.app, listener, EdgeProtocol), on_stop=stop.set))
+            url = f"http://{host}:{listener.getsockname()[1]}"
             try:
-                return await _show(args, console, cluster, gateway, f"http://{host}:{listener.getsockname()[1]}", stop)
+                status = await unless(stop, _show(args, console, cluster, gateway, url))
+                if status is None:
+                    console.print("stopped")
+                    return 1
+                if not args.once:
+                    await stop.wait()
+                return status
             finally:
                 serving.cancel()
                 await asyncio.gather(serving, return_exceptions=True)
 
 
-async def _show(
-    args: argparse.Namespace, console: Console, cluster: Cluster, gateway: Gateway, base_url: str, stop: asyncio.Event
-) -> int:
+async def unless(stop: asyncio.Event, work: Coroutine[None, None, int]) -> int | None:
+    """Return what comes of ``work``; None: it was given up for ``stop``."""
+    task, halt = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((task, halt), return_when=asyncio.FIRST_COMPLETED)
+        return await task if task.done() else None
+    finally:
+        for one in (task, halt):
+            one.cancel()
+        await asyncio.gather(task, halt, return_exceptions=True)
+
+
+async def _show(args: argparse.Namespace, console: Console, cluster: Cluster, gateway: Gateway, base_url: str) -> int:
     rtt_s = await measure_rtt(cluster.through_link["md1"]) - await measure_rtt(cluster.children["md1"].url)
     console.print("[dim]warming up[/dim]")
     warm = await warm_up(base_url)
@@ -126,7 +143,6 @@ async def _show(
         console.print("Serving until Ctrl-C.")
         if args.browser:
             await asyncio.to_thread(webbrowser.open, f"{base_url}/ui#playground")
-        await stop.wait()
     return 0 if identical else 1
 
 

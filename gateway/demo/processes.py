@@ -61,7 +61,10 @@ class Child:
         self._reading = asyncio.create_task(self._discard(self._process))
 
     async def _launch(self, log: BinaryIO) -> Process:
-        return await asyncio.create_subprocess_exec(*self._command, stdin=DEVNULL, stdout=PIPE, stderr=log)
+        # In a session of its own: a terminal's Ctrl-C is for the demo, which then ends its children one by one.
+        return await asyncio.create_subprocess_exec(
+            *self._command, stdin=DEVNULL, stdout=PIPE, stderr=log, start_new_session=True
+        )
 
     async def stop(self) -> None:
         """End it. Idempotent."""

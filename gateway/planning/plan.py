@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -18,17 +19,15 @@ from policies.simulator.topologies import (
     FleetParts,
     build_fleet,
     estimate_rate,
-    size_fleet,
     topology_rules,
 )
 
-SPREAD = (0.8, 1.0, 1.25)
+SPREAD = (0.6, 0.8, 1.0, 1.25)
 """Numbers of MDs that are tried, by the closed form's."""
-FEW = 4
-RLDS = (0, 1, 3)
-"""RLDs that are tried beyond the first."""
-LINES = (0.5, 1.0, 2.0)
-"""Rates of the line that are tried, by the given one; its price goes along."""
+RLDS = (1, 3)
+"""RLDs that are tried beside those that the closed form has."""
+LINES = (0.5, 2.0)
+"""Other rates of the line that are tried, by the given one; its price goes along."""
 BOUNDS_S = (0.25, 0.5, 1.0)
 """Values of ``direct_wan_bound_s`` that are tried on the best fleet."""
 QUICK_S, SMALL_DECODE = 0.05, 0.2
@@ -84,47 +83,41 @@ def reckon(scenario: Scenario, traffic: Agents | Recorded, rate_per_s: float) ->
 
 
 def make_candidates(scenario: Scenario, traffic: Agents | Recorded, rate_per_s: float, rules: Rules) -> list[Candidate]:
-    """Fleets around the best ratios of the closed form: one region of A, one of B, both in one, and PDD."""
+    """Fleets around what the closed form says is needed: one region of A, one of B, both in one, and PDD."""
     load, parts = scenario.workload(traffic), scenario.parts()
     swapped = msgspec.structs.replace(scenario, chip_a=scenario.chip_b, price_a=scenario.price_b).parts()
-    target = rate_per_s * HEADROOM / UTILISATION
-    names = f"{scenario.chip_a}+{scenario.chip_b}"
-    flat: tuple[tuple[FleetKind, str, FleetParts], ...] = (
-        ("same-dc-homogeneous", scenario.chip_a, parts),
-        ("same-dc-homogeneous", scenario.chip_b, swapped),
-        ("same-dc-heterogeneous", names, parts),
-    )
+    target, names = rate_per_s * HEADROOM / UTILISATION, f"{scenario.chip_a}+{scenario.chip_b}"
     found = []
-    for kind, chip, own in flat:
-        base = size_fleet(kind, own, load, _budget(kind, own, load, target))
-        flat_rules = topology_rules(kind, rules)
-        found += [Candidate(kind, chip, replace(base, md=md), own, 0.0, flat_rules) for md in _spread(base.md)]
-    base = size_fleet("pdd", parts, load, _budget("pdd", parts, load, target))
-    found += [
-        Candidate("pdd", names, replace(base, p=p), parts, scenario.line_gbit, rules)
-        for p in (base.p - 1, base.p + 1)
-        if p
-    ]
+    for chip, own in ((scenario.chip_a, parts), (scenario.chip_b, swapped)):
+        flat_rules = topology_rules("same-dc-homogeneous", rules)
+        around = _around(_needed("same-dc-homogeneous", own, load, target))
+        found += [Candidate("same-dc-homogeneous", chip, counts, own, 0.0, flat_rules) for counts in around]
+    mixed = _needed("same-dc-heterogeneous", parts, load, target)
+    mixed_rules = topology_rules("same-dc-heterogeneous", rules)
+    found.append(Candidate("same-dc-heterogeneous", names, mixed, parts, 0.0, mixed_rules))
+    base = _needed("pdd", parts, load, target)
+    split = [*_around(base), *(replace(base, rld=base.rld + more) for more in RLDS)]
+    found += [Candidate("pdd", names, counts, parts, scenario.line_gbit, rules) for counts in split]
     for share in LINES:
         line = replace(parts.line, rate_bytes_per_s=parts.line.rate_bytes_per_s * share, cost=parts.line.cost * share)
         wired = replace(parts, line=line)
-        for md in _spread(base.md):
-            for more in RLDS if share == 1.0 else RLDS[:1]:
-                counts = FleetCounts(base.p, max(1, base.rld + more), md)
-                found.append(Candidate("pdd", names, counts, wired, scenario.line_gbit * share, rules))
+        found.append(Candidate("pdd", names, base, wired, scenario.line_gbit * share, rules))
     return found
 
 
-def _spread(md: int) -> list[int]:
-    """Numbers of MDs around the closed form's; of few, also all that are fewer: one more or less is much there."""
-    return sorted({max(1, round(md * part)) for part in SPREAD} | set(range(1, md if md <= FEW else 1)))
+def _needed(kind: FleetKind, parts: FleetParts, load: Workload, target_per_s: float) -> FleetCounts:
+    """Instances that serve so many requests in a second, at least one of each role."""
+    need = needs(parts.near, parts.main(kind), load)
+    p, md = (max(1, ceil(target_per_s * seconds)) for seconds in (need.prefill_s, need.decode_s))
+    rld = max(1, round(RLD_SHARE * p * parts.near.cost / parts.relay.cost)) if kind == "pdd" else 0
+    return FleetCounts(p, rld, md)
 
 
-def _budget(kind: FleetKind, parts: FleetParts, load: Workload, target_per_s: float) -> float:
-    """Cost of what the target needs, with one more instance of each role for what division leaves over."""
-    need, main = needs(parts.near, parts.main(kind), load), parts.main(kind).cost
-    working = target_per_s * (need.prefill_s * parts.near.cost * (1 + RLD_SHARE) + need.decode_s * main)
-    return working + parts.line.cost + parts.near.cost + main
+def _around(base: FleetCounts) -> list[FleetCounts]:
+    """More and fewer MDs, and one P more and one fewer."""
+    mains = sorted({max(1, round(base.md * part)) for part in SPREAD})
+    prefills = [p for p in (base.p - 1, base.p + 1) if p]
+    return [*(replace(base, md=md) for md in mains), *(replace(base, p=p) for p in prefills)]
 
 
 @dataclass(frozen=True, slots=True)

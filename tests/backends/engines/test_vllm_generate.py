@@ -90,6 +90,18 @@ async def test_a_lost_token_endpoint_is_not_asked_again(generating: tuple[FakeEn
     assert fake.calls[0].path == "/v1/completions"
 
 
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_a_token_endpoint_that_is_off_is_left_alone(status: int) -> None:
+    """vLLM without --enable-scale-out has the path and answers 403 on it: legs get completions."""
+    async with FakeEngine(generates=True) as fake:
+        fake.scale_out = status
+        engine = VllmEngine("e", fake.url)
+        await engine.probe()
+        await collect(engine, leg(4, sampling=WHOLE))
+        await engine.aclose()
+        assert fake.calls[0].path == "/v1/completions"
+
+
 async def test_logprobs_of_other_ids_are_refused(generating: tuple[FakeEngine, VllmEngine]) -> None:
     """Logprobs that do not belong to the ids beside them break the leg."""
     fake, engine = generating

@@ -2,20 +2,18 @@
 
 import pytest
 
-from gateway.planning.plan import SPREAD, make_candidates
+from gateway.planning.plan import make_candidates
 from gateway.planning.scenario import load_scenario
 
 
-@pytest.mark.parametrize("rate", [1.0, 6.0])
-def test_one_region_is_tried_at_several_sizes_too(rate: float) -> None:
-    """Else PDD would win against a fleet that is only too large; of a few MDs one fewer is much."""
+@pytest.mark.parametrize(("rate", "mains"), [(0.1, 1), (6.0, 4)])
+def test_one_region_is_tried_around_its_need_as_pdd_is(rate: float, mains: int) -> None:
+    """Else PDD would win against a fleet that is only too large: each has more and fewer MDs, and Ps."""
     scenario = load_scenario("paper", chip_a="H800", chip_b="H200")
-    counts: dict[tuple[str, str], list[int]] = {}
-    for one in make_candidates(scenario, scenario.traffic, rate, scenario.rules):
-        counts.setdefault((one.kind, one.chip), []).append(one.counts.md)
-    assert len(counts) == 4
-    flat = counts["same-dc-homogeneous", "H800"]
-    assert len(flat) >= len(SPREAD)
-    assert flat == sorted(set(flat))
-    if max(flat) <= 5:
-        assert min(flat) == 1
+    tried = make_candidates(scenario, scenario.traffic, rate, scenario.rules)
+    for kind, chip in (("same-dc-homogeneous", "H800"), ("same-dc-homogeneous", "H200"), ("pdd", "H800+H200")):
+        counts = [one.counts for one in tried if (one.kind, one.chip) == (kind, chip)]
+        assert min(one.p for one in counts) == 1
+        assert len({one.md for one in counts}) >= mains
+        assert len({one.p for one in counts}) >= 2
+    assert {one.line_gbit for one in tried if one.kind == "pdd"} == {50.0, 100.0, 200.0}
