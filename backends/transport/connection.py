@@ -16,7 +16,7 @@ import httptools
 
 from backends.errors import BackendError, EngineBroken, EngineTimeout, EngineUnavailable
 
-Answer = TypeVar("Answer")
+Reply = TypeVar("Reply")
 MAX_HEAD_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 256 * 1024
 DRAIN_S = 1.0
@@ -90,7 +90,7 @@ class HttpConnection(asyncio.Protocol):
             finally:
                 self._waiter = None
 
-    async def pump(self, take: Callable[[bytes], Answer | None]) -> Answer | None:
+    async def pump(self, take: Callable[[bytes], Reply | None]) -> Reply | None:
         """Give ``take`` what comes of the body, in the turn in which it comes, until it answers: return that.
 
         None: the body is at its end. What comes behind the answer waits for the next call. Raises EngineTimeout, or
@@ -107,7 +107,7 @@ class HttpConnection(asyncio.Protocol):
             if self._timer is None or self._timer_s > self.deadline_s:
                 self._arm()
             try:
-                answer = cast("Answer | None", await self._waiter)
+                answer = cast("Reply | None", await self._waiter)
             finally:
                 self._waiter = self._take = None
             if answer is not None:
