@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from gateway.relay.pacing import Given, Outbox
+from gateway.relay.splice_events import Phase
 from gateway.relay.types import Finish, Tokens
 
 LAST = Finish("stop", False, None, 9, None)
@@ -51,7 +52,7 @@ class Held:
 async def test_each_piece_is_given_when_it_is_due_though_nothing_follows() -> None:
     """After the first was given the timer is set for the next, and so on to the end; the order holds."""
     held = Held(0.01, 0.03, 0.05)
-    assert [held.outbox.hold_back(piece(at), filling=True) for at in range(3)] == [True] * 3
+    assert [held.outbox.hold_back(piece(at), Phase.CATCH_UP) for at in range(3)] == [True] * 3
     held.outbox.end(LAST)
     assert held.given == []
     await held.until(lambda: len(held.given) == 4)
@@ -60,10 +61,10 @@ async def test_each_piece_is_given_when_it_is_due_though_nothing_follows() -> No
 
 async def test_what_is_due_at_once_waits_behind_what_is_held() -> None:
     """A piece that is due now is given by the caller, but never before an earlier one."""
-    held = Held(0.0, 0.02, 0.0)
-    assert not held.outbox.hold_back(piece(0), filling=False)
-    assert held.outbox.hold_back(piece(1), filling=True)
-    assert held.outbox.hold_back(piece(2), filling=False)
+    held = Held(0.02, 0.0)
+    assert not held.outbox.hold_back(piece(0), Phase.MAIN)
+    assert held.outbox.hold_back(piece(1), Phase.CATCH_UP)
+    assert held.outbox.hold_back(piece(2), Phase.MAIN)
     await held.until(lambda: len(held.given) == 2)
     assert held.given == [piece(1), piece(2)]
     held.outbox.end(LAST)
@@ -74,13 +75,13 @@ async def test_what_is_due_at_once_waits_behind_what_is_held() -> None:
 async def test_nothing_is_given_after_the_end(drops: bool) -> None:
     """Cleared or closed, the timer gives nothing any more; a cleared one holds later pieces as ever."""
     held = Held(0.0001, 0.0001)
-    held.outbox.hold_back(piece(0), filling=True)
+    held.outbox.hold_back(piece(0), Phase.CATCH_UP)
     (held.outbox.clear if drops else held.outbox.close)()
     passed = asyncio.Event()
     asyncio.get_running_loop().call_later(0.005, passed.set)
     await passed.wait()
     assert held.given == []
-    held.outbox.hold_back(piece(1), filling=True)
+    held.outbox.hold_back(piece(1), Phase.CATCH_UP)
     await held.until(lambda: bool(held.given))
     assert held.given[0] == (piece(1) if drops else piece(0))
     held.outbox.close()
