@@ -28,7 +28,7 @@ from gateway.api.prepare import Caller, PreparedRequest
 from gateway.api.respond import AnswerShape, KeepAnswer, write_stream, write_whole
 from gateway.auth.identify import Identify
 from gateway.auth.secrets import Salts
-from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, error_messages
+from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, error_messages, failed
 from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.http.client import Client, Clients, ShuttingDown
 from gateway.http.edge import cut_connection
@@ -172,6 +172,10 @@ async def serve_request(
         await break_off(scope, client, reply)
     except GatewayError as error:
         await reply.fail(error)
+    except Exception:  # a fault of ours: its client must not wait, and the server logs it
+        if client.opening is None:
+            await reply.fail(failed())
+        raise
 
 
 def shutting_down() -> GatewayError:

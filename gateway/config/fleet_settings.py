@@ -200,8 +200,11 @@ class LinkSettings(Section, frozen=True):
     source: Annotated[Name, Meta(description="Region of the prefill instances.")]
     dest: Annotated[Name, Meta(description="Region of the main-decode instances.")]
     name: Annotated[
-        Name | None,
-        Meta(description="Its name, where several links join the same regions. null: `SOURCE->DEST`."),
+        Annotated[str, Meta(max_length=200, pattern=r"^\S*->\S*$")] | None,
+        Meta(
+            description="Its name, like `east->west/large`, where several links join the same regions. null: "
+            "`SOURCE->DEST`."
+        ),
     ] = None
     models: Annotated[
         Annotated[tuple[Name, ...], Meta(min_length=1)] | None,

@@ -141,7 +141,7 @@ async def test_two_models_of_other_shapes_cross_between_two_regions(forker: Fork
             "models": [model, model | {"name": OTHER, "kv_dtype": "bfloat16"}],
             "engines": engines,
         }
-        links = [silent_link(cluster), silent_link(cluster, name="second", models=[OTHER])]
+        links = [silent_link(cluster), silent_link(cluster, name="a->b/second", models=[OTHER])]
         for count in (1, 2):
             await are_exact(cluster, changes | {"links": links[:count]}, seed=100 * count)
 
