@@ -82,8 +82,7 @@ class LegUsage:
     cached_tokens: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LegChunk:
+class LegChunk(msgspec.Struct, frozen=True):
     """One streamed piece of a leg: zero or more token ids, and what came with them.
 
     The id that ends an answer and its ``finish_reason`` may come in two pieces, or the reason not at all.

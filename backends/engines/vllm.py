@@ -2,12 +2,13 @@
 
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.base import Take
 from backends.engines.dialect import find_label, read_by_label, read_samples
 from backends.engines.http_engine import get, post, stream_leg
 from backends.engines.vllm_chat import (
@@ -23,7 +24,7 @@ from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leave
 from backends.engines.vllm_nixl import lend
 from backends.errors import EngineBroken, EngineUnavailable
 from backends.transport.client import HttpOrigin
-from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
+from backends.types import Capabilities, EngineLoad, LegRequest
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -73,16 +74,17 @@ class VllmEngine:
         """Name of the instance."""
         return self._id
 
-    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
+    async def generate(self, leg: LegRequest, take: Take) -> None:
+        """Run one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
         if leg.lends_kv:
-            return lend(self._origin, leg)
+            take(await lend(self._origin, leg))
+            return
         if self._has_generate and leg.kv_ticket is None and leaves_no_default(leg.sampling):
             path, body = GENERATE_PATH, encode_generate(leg)
         else:
             path, body = "/v1/completions", encode_leg(leg)
         decoder = CompletionDecoder(leg.sampling.logprobs)
-        return stream_leg(self._origin, path, body, leg, decoder, self._note_loss, rank_header(leg))
+        await stream_leg(self._origin, path, body, leg, decoder, take, self._note_loss, rank_header(leg))
 
     async def probe(self) -> Capabilities:
         """Ask for models, health, metrics, event sources and the token endpoint, see ``Engine.probe``.

@@ -9,8 +9,9 @@ from backends.engines.vllm import VllmEngine
 from backends.errors import EngineBroken
 from backends.types import Sampling
 from tests.backends.engines.test_vllm import DONE, PROMPT, event, leg
-from tests.conformance.engine_suite import EngineCase, EngineSuite, collect, ids_of
+from tests.conformance.engine_suite import EngineCase, EngineSuite, ids_of
 from tests.fakes.engine import FakeEngine
+from tests.fakes.legs import collect
 from tests.fakes.script import Script, Verbatim
 
 
