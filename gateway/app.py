@@ -381,6 +381,7 @@ class Gateway:
             note_turn=self.metrics.count_turn,
             readings=self.readings,
             responses=self.responses,
+            name_prompt=self.index.name_ahead,
             turns=TurnMemory(shared=self.turns),
         )
         app: ASGIApp = build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])

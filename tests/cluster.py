@@ -41,6 +41,19 @@ class StoreCluster:
                 found.append(int(await client.dbsize()))
         return found
 
+    async def until_whole(self) -> None:
+        """Wait until each master knows the others, and that all slots are dealt out."""
+
+        async def is_so() -> bool:
+            for number in range(len(self.ports)):
+                async with self.node(number) as client:
+                    info = await command(client, "INFO")
+                if not {b"cluster_state:ok", b"cluster_known_nodes:%d" % len(self.ports)} <= set(info.split()):
+                    return False
+            return True
+
+        assert await eventually(is_so, 20)
+
 
 @asynccontextmanager
 async def run_store_cluster(masters: int = 3) -> AsyncGenerator[StoreCluster, None]:
@@ -57,15 +70,6 @@ async def run_store_cluster(masters: int = 3) -> AsyncGenerator[StoreCluster, No
 
 async def _join(cluster: StoreCluster, buses: dict[int, int]) -> None:
     masters = len(cluster.ports)
-
-    async def is_whole() -> bool:
-        for number in range(masters):
-            async with cluster.node(number) as client:
-                info = await command(client, "INFO")
-            if not {b"cluster_state:ok", b"cluster_known_nodes:%d" % masters} <= set(info.split()):
-                return False
-        return True
-
     for number in range(masters):
         async with cluster.node(number) as client:
             first, last = number * SLOTS // masters, (number + 1) * SLOTS // masters - 1
@@ -74,7 +78,7 @@ async def _join(cluster: StoreCluster, buses: dict[int, int]) -> None:
     async with cluster.node(0) as client:
         for other in cluster.ports[1:]:
             await command(client, "MEET", "127.0.0.1", other, buses[other])
-    assert await eventually(is_whole, 20)
+    await cluster.until_whole()
 
 
 async def command(client: redis.asyncio.Redis, *parts: str | int) -> Any:

@@ -15,7 +15,7 @@ from gateway.api.choices import ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
 from gateway.api.count_tokens import PATH as COUNT_PATH
 from gateway.api.count_tokens import CountTokensEndpoint
-from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, RequestLimits
+from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, NamePrompt, RequestLimits
 from gateway.api.messages import prepare_messages, translate_messages
 from gateway.api.messages_answer import MessagesShape
 from gateway.api.models import Models
@@ -62,6 +62,8 @@ class ApiState:
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
     responses: ResponseMemory = field(default_factory=ResponseMemory)
     """What is kept of responses."""
+    name_prompt: NamePrompt | None = None
+    """Is told of each prompt before its answer is planned."""
     turns: TurnMemory = field(default_factory=TurnMemory)
     """The exact ids of conversations' turns."""
     note_turn: Callable[[str, str], object] = lambda model, result: None
@@ -79,7 +81,7 @@ def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
         api: GenerationApi, overflow: OverflowAnswers | None = None, memory: ResponseMemory | None = None
     ) -> Route:
         served = GenerationEndpoint(
-            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory
+            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory, state.name_prompt
         )
         return Route(api.path, served, methods=["POST"])
 

@@ -11,7 +11,7 @@ from backends.kv.bridge.resp import Buffer, CommandRefused, ConnectionLost, Stor
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 1.0
 
 
 class Sender(Protocol):
@@ -61,7 +61,7 @@ class StoreLine:
                 except (ConnectionLost, CommandRefused) as error:
                     if not pause_s:
                         log.warning("store %s is away: %s", self._address, error)
-                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s or FIRST_PAUSE_S)
+                    pause_s = min(LONGEST_PAUSE_S, 2 * pause_s or FIRST_PAUSE_S)
                     continue
                 pause_s = 0.0
                 self.opened_count += 1

@@ -13,7 +13,7 @@ from dataclasses import replace
 from redis.crc import key_slot
 
 from backends.kv.bridge.cluster import ask_nodes, read_hint, read_nodes
-from backends.kv.bridge.lines import FIRST_PAUSE_S, Sender, StoreLine, StoreServer
+from backends.kv.bridge.lines import FIRST_PAUSE_S, LONGEST_PAUSE_S, Sender, StoreLine, StoreServer
 from backends.kv.bridge.resp import Buffer, CommandRefused, ConnectionLost, StoreAddress, StoreConnection, StoreReply
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class StoreServers:
         self._slots: dict[int, StoreAddress] = {}
         self._is_known = asyncio.Event()
         self._look_now = asyncio.Event()
+        self._told = ""
+        """Why the last look was in vain."""
         self._keepers: dict[StoreAddress, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         if not address.seeds:
@@ -76,11 +78,15 @@ class StoreServers:
         async with asyncio.TaskGroup() as self._tasks:
             for server in self.all:
                 self._tasks.create_task(server.keep())
+            pause_s = FIRST_PAUSE_S
             while self._address.seeds:
                 await self._look()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_INTERVAL_S if self._is_known.is_set() else FIRST_PAUSE_S):
-                        await self._look_now.wait()
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+                if self._is_known.is_set():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(_LOOK_INTERVAL_S):
+                            await self._look_now.wait()
                 self._look_now.clear()
 
     async def controller(self) -> Sender:
@@ -97,12 +103,18 @@ class StoreServers:
         is_usable = any(server.idlest(spread) is not None for server in self.all)
         return ClusterSender(self, spread) if is_usable else None
 
-    def holder(self, slot: int) -> StoreServer:
-        """The server of a cluster that has a slot's keys, as far as is known. Raises ConnectionLost."""
-        address = self._slots.get(slot)
-        if address is None:
+    async def holder(self, slot: int) -> StoreServer:
+        """The server of a cluster that has a slot's keys, as far as is known.
+
+        One that nobody has is waited for, for a bounded time. Raises ConnectionLost.
+        """
+        clock = asyncio.get_running_loop().time
+        end_s = clock() + self.silence_s
+        while (address := self._slots.get(slot)) is None:
+            if clock() >= end_s:
+                raise ConnectionLost(f"no server of the cluster {self._address} has slot {slot}")
             self._look_now.set()
-            raise ConnectionLost(f"no server of the cluster {self._address} is known to have slot {slot}")
+            await asyncio.sleep(RETRY_PAUSE_S)
         return self.at(address.host, address.port)
 
     def at(self, host: str, port: int) -> StoreServer:
@@ -148,10 +160,12 @@ class StoreServers:
                 self._apply(slots)
                 return
             why = f"{address} knows of no slots"
-        level = logging.WARNING if self._is_known.is_set() else logging.INFO
-        log.log(level, "the cluster %s does not tell its servers: %s", self._address, why)
+        if why != self._told:
+            log.warning("the cluster %s does not tell its servers: %s", self._address, why)
+        self._told = why
 
     def _apply(self, slots: Mapping[int, tuple[str, int]]) -> None:
+        self._told = ""
         self._slots = {slot: self.at(*place).address for slot, place in slots.items()}
         used = set(self._slots.values())
         for address in set(self._servers) - used:
@@ -182,8 +196,9 @@ class ClusterSender:
             connection.abort(reason)
 
     async def _send(self, parts: tuple[Buffer, ...], size_bytes: int | None) -> StoreReply:
-        slot, end_s = key_slot(bytes(parts[1])), asyncio.get_running_loop().time() + self._servers.silence_s
-        server, is_asking = self._servers.holder(slot), False
+        slot, clock = key_slot(bytes(parts[1])), asyncio.get_running_loop().time
+        end_s = clock() + self._servers.silence_s
+        server, is_asking = await self._servers.holder(slot), False
         moves = 0
         while True:
             connection = await server.ready(self._spread, self._servers.silence_s)
@@ -196,7 +211,7 @@ class ClusterSender:
                     server, is_asking = self._servers.at(hint.host or server.address.host, hint.port), hint.is_asking
                     if not is_asking:
                         self._servers.note_moved(slot, server)
-                elif str(error).startswith(TRANSIENT_ERRORS) and asyncio.get_running_loop().time() < end_s:
+                elif str(error).startswith(TRANSIENT_ERRORS) and clock() < end_s:
                     await asyncio.sleep(RETRY_PAUSE_S)
                 else:
                     raise

@@ -14,7 +14,7 @@ from backends.kv.bridge.keys import DIALECTS, KeyRequest
 from backends.types import TransferRequest
 from tests.backends.kv.bridge.chunks import CHUNK_BYTES, CHUNK_TOKENS, METADATA, prompt
 from tests.backends.kv.bridge.commands import run_command
-from tests.cluster import StoreCluster, command, run_store_cluster
+from tests.cluster import SLOTS, StoreCluster, command, run_store_cluster
 
 CHUNKS = 24
 PROMPT = prompt(CHUNKS)
@@ -155,10 +155,31 @@ async def test_lines_that_break_are_opened_again() -> None:
         assert (last.state, last.chunks_done) == ("complete", CHUNKS)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+async def test_a_cluster_that_is_down_is_waited_for() -> None:
+    """While no server has some of the slots nothing is given up; once one has them the transfer goes on."""
+    async with bridged() as regions:
+        keys = DIALECTS["lmcache-mp"].chunk_keys(KeyRequest("demo", PROMPT, CHUNK_TOKENS))
+        first = TransferRequest("first", "lmcache-mp", "demo", PROMPT[:CHUNK_TOKENS], CHUNK_TOKENS)
+        await regions.store("lmcache-mp", keys[:1])
+        assert (await regions.moved(first))[0] == "complete"
+        async with regions.source.node(0) as client:
+            await command(client, "DELSLOTSRANGE", 0, SLOTS // 3 - 1)
+            transfer = regions.path.transfer(TransferRequest("t", "lmcache-mp", "demo", PROMPT, CHUNK_TOKENS))
+            assert (await anext(transfer)).state == "open"
+            await command(client, "ADDSLOTSRANGE", 0, SLOTS // 3 - 1)
+        await regions.source.until_whole()
+        await regions.store("lmcache-mp", keys)
+        async for progress in transfer:
+            last = progress
+        assert (last.state, last.chunks_done) == ("complete", CHUNKS)
+
+
 async def move_slot(cluster: StoreCluster, key: str, is_over: bool) -> None:
     """Move a key's slot and what it holds from its server to another; or stop when the keys have moved."""
     slot = key_slot(key.encode())
-    holder = next(number for number in range(3) if slot < (number + 1) * 16384 // 3)
+    holder = next(number for number in range(3) if slot < (number + 1) * SLOTS // 3)
     target = (holder + 1) % 3
     async with cluster.node(holder) as old, cluster.node(target) as new:
         ids = [await name_of(old), await name_of(new)]
