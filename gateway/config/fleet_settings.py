@@ -291,7 +291,7 @@ class LinkSettings(Section, frozen=True):
         Annotated[int, Meta(ge=0, lt=1 << 32)] | Literal["no_vllm"] | None,
         Meta(
             description="Dialect lmcache, and only there: PYTHONHASHSEED of the vLLM processes, the same for all. "
-            "no_vllm: LMCache runs without vLLM, as in `pdd engine`. null: learnt where it is no_vllm, 0, 1 or 42; "
+            "no_vllm: LMCache runs without vLLM, as in `pdd engine`. null: learnt where it is no_vllm or below 256; "
             "others must be given."
         ),
     ] = None

@@ -485,7 +485,7 @@ async def test_keys_that_fit_are_moved(fleet: Fleet) -> None:
         (Storing(), Storing(dtype="bfloat16"), "m1 stores KV of dtype bfloat16, the link says float"),
         (Storing(model="/models/m"), Storing(), "p1 stores under the model name /models/m"),
         (Storing(dialect="lmcache-mp"), Storing(), "p1 spells its keys in dialect lmcache-mp, the link in lmcache"),
-        (Storing(hash_seed=7), Storing(), "p1 chains its hashes from a seed that is not known"),
+        (Storing(hash_seed=987_654), Storing(), "p1 chains its hashes from a seed that is not known"),
         (Storing(world_size=2), Storing(), "p1 stores KV of 2 ranks, the link says 1"),
         (Storing(token_bytes=2), Storing(token_bytes=1), "p1 stores 2 bytes of KV a token, m1 1"),
     ],
