@@ -3,7 +3,7 @@
 Every implementation of ``Engine`` must pass ``tests/conformance/engine_suite.py``.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from backends.types import (
@@ -20,6 +20,22 @@ from backends.types import (
 )
 
 
+class Room(Protocol):
+    """Whether a reader is near; ``asyncio.Event`` is one."""
+
+    def is_set(self) -> bool:
+        """Say whether it can take more."""
+        ...
+
+    async def wait(self) -> object:
+        """Wait until it can."""
+        ...
+
+
+Take = Callable[[LegChunk], Room | None]
+"""Takes the next chunk of a leg at once; what it returns is to be waited for before more of the leg is read."""
+
+
 class Engine(Protocol):
     """One engine instance behind its own HTTP API."""
 
@@ -28,12 +44,13 @@ class Engine(Protocol):
         """Name of the instance in the configuration, metrics and traces."""
         ...
 
-    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg. Ids arrive in order, each exactly once; the last chunk with ids may carry ``finish_reason``.
+    async def generate(self, leg: LegRequest, take: Take) -> None:
+        """Run one leg, and give ``take`` its chunks as they come.
 
-        A normal end of the generator means that the engine ended the stream properly; for a prefill leg, that its KV is
-        in the region's store. ``aclose()`` before that aborts the leg: the connection is closed before it returns.
-        Raises the errors of ``backends.errors``; never anything of the transport's. ``leg.data_parallel_rank`` below
+        Ids come in order, each exactly once; the last chunk with ids may carry ``finish_reason``. A normal end means
+        that the engine ended the stream properly; for a prefill leg, that its KV is in the region's store. Who cancels
+        it before that aborts the leg: the connection is closed before it ends. Raises the errors of
+        ``backends.errors``; never anything of the transport's. ``leg.data_parallel_rank`` below
         ``Capabilities.data_parallel_size`` is obeyed; an engine without ranks ignores it.
         """
         ...

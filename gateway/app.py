@@ -19,6 +19,7 @@ from backends.engines.external import Provider
 from backends.transport.valkey import EmbeddedValkey, ValkeyUnavailable
 from gateway.api.app import ApiState, build_admin_app, build_app
 from gateway.api.endpoint import RequestLimits
+from gateway.api.shared_turns import RedisTurns
 from gateway.api.stored import ResponseMemory
 from gateway.auth.exposure import find_admin_access
 from gateway.auth.sealed import SealedStore
@@ -61,6 +62,7 @@ from gateway.telemetry.siblings import Siblings
 from gateway.telemetry.timeline import Timelines
 from gateway.telemetry.trace import Tracer
 from gateway.tenancy import Tenancy, open_index
+from gateway.text.turns import TurnMemory
 from policies.rules import RelayRules
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ PRIVATE_STATE = "no redis_url: state is in a private server and ends with this p
 PAGE_TIMEOUT_S = 2.0
 TRACE_TIMEOUT_S = 5.0
 RESPONSES_TIMEOUT_S = 2.0
+TURNS_TIMEOUT_S = 0.5
+"""A prompt waits for it."""
 
 
 @asynccontextmanager
@@ -117,15 +121,28 @@ def open_spans(settings: Settings, metrics: Metrics) -> SpanSender | None:
         raise BadSettings(message) from None
 
 
-def open_responses(settings: Settings, redis: SharedRedis) -> ResponseMemory:
-    """Return what keeps responses, where the settings want that. Raises BadSettings."""
-    keep_s = settings.responses.keep_s
+def open_sealed(
+    settings: Settings, redis: SharedRedis, key: str, kind: str, keep_s: int | None, timeout_s: float
+) -> SealedStore | None:
+    """Return where something is kept for so long, as the setting ``key`` wants; None: nowhere. Raises BadSettings."""
     if keep_s is None:
-        return ResponseMemory()
+        return None
     secret = find_secret(settings.auth)
     if secret is None:
-        raise BadSettings("responses.keep_s: responses are sealed with a secret: set auth.secret_env or secret_file")
-    return ResponseMemory(SealedStore(redis.client("responses", RESPONSES_TIMEOUT_S), secret, "response", keep_s))
+        raise BadSettings(f"{key}: it is sealed with a secret: set auth.secret_env or auth.secret_file")
+    return SealedStore(redis.client(kind, timeout_s), secret, kind, keep_s)
+
+
+def open_responses(settings: Settings, redis: SharedRedis) -> ResponseMemory:
+    """Return what keeps responses. Raises BadSettings."""
+    keep_s = settings.responses.keep_s
+    return ResponseMemory(open_sealed(settings, redis, "responses.keep_s", "response", keep_s, RESPONSES_TIMEOUT_S))
+
+
+def open_turns(settings: Settings, redis: SharedRedis) -> RedisTurns | None:
+    """Return how processes share turns; None: they do not. Raises BadSettings."""
+    store = open_sealed(settings, redis, "turns.share_s", "turn", settings.turns.share_s, TURNS_TIMEOUT_S)
+    return None if store is None else RedisTurns(store, time.monotonic)
 
 
 class Gateway:
@@ -149,6 +166,7 @@ class Gateway:
         self._siblings = siblings
         self.served = load_models(settings)
         self.responses = open_responses(settings, redis)
+        self.turns = open_turns(settings, redis)
         self._stack = AsyncExitStack()
         self._tasks = TaskSet()
         self.metrics = Metrics()
@@ -156,7 +174,7 @@ class Gateway:
         self.loop_watch = LoopWatch(self.metrics.registry, on_tick=load.note)
         self.live = self._follow_documents(redis)
         self.rulebook = RuleBook(settings.rules, known=has_rules)
-        self.live.follow(self.rulebook.apply, RULES)
+        self.live.follow(self.rulebook.apply, RULES, prepare=self.rulebook.prepare)
         self.aligner = Aligner(self.metrics.kv.count_aligning_dropped)
         self._spans = open_spans(settings, self.metrics)
         self.timelines = Timelines(time.monotonic, take=None if self._spans is None else self._spans.take)
@@ -290,6 +308,8 @@ class Gateway:
             self._stack.callback(served.close)
         await self.index.start()
         self._stack.push_async_callback(self.index.aclose)
+        if self.turns is not None:
+            self._stack.push_async_callback(self.turns.aclose)
 
     async def _watch_fleet(self) -> None:
         self._stack.push_async_callback(self.topology.aclose)
@@ -361,6 +381,8 @@ class Gateway:
             note_turn=self.metrics.count_turn,
             readings=self.readings,
             responses=self.responses,
+            name_prompt=self.index.name_ahead,
+            turns=TurnMemory(shared=self.turns),
         )
         app: ASGIApp = build_app(state, [*pages, *pass_routes(self.passing, self.tenancy.access, limits)])
         if self._settings.cors_origins:

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +40,37 @@ class TaskSet:
         for name in list(self._by_name):
             self.end(name)
         await asyncio.gather(*self._running, return_exceptions=True)
+
+
+def start_now(work: Awaitable[None]) -> asyncio.Task[None] | None:
+    """Do ``work`` in this turn of the loop, up to where it first waits; the task does the rest. None: there is none.
+
+    What it raises before that comes through. (Python 3.12 has tasks that start so.)
+    """
+    steps = work.__await__()
+    try:
+        awaited = next(steps)
+    except StopIteration:
+        return None
+    return asyncio.create_task(_go_on(steps, awaited))
+
+
+async def _go_on(steps: Generator[Any, Any, None], awaited: Any) -> None:
+    await _wait_on(steps, awaited)
+
+
+@types.coroutine
+def _wait_on(steps: Generator[Any, Any, None], awaited: Any) -> Generator[Any, Any, None]:
+    try:
+        while True:
+            try:
+                told = yield awaited
+            except BaseException as error:  # a cancellation, too, is for whoever waits
+                awaited = steps.throw(error)
+            else:
+                awaited = steps.send(told)
+    except StopIteration:
+        return
 
 
 async def end_task(task: "asyncio.Task[None] | None") -> None:

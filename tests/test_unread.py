@@ -103,6 +103,7 @@ def test_every_rule_and_setting_is_read() -> None:
     assert find_unread(find_fields()) == []
 
 
+@pytest.mark.timeout(120)  # so does this
 def test_a_field_that_nothing_reads_is_found() -> None:
     """The test above would find made-up fields, under new names and under those of other classes' attributes."""
     found = find_fields()

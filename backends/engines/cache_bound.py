@@ -5,12 +5,10 @@ vLLM registers its KV memory with the server at start, and again when it sees th
 not come, and after ``lmcache.mp.mq_timeout`` the engine ends.
 """
 
-from collections.abc import AsyncGenerator
-
-from backends.base import Engine
+from backends.base import Engine, Take
 from backends.errors import EngineUnavailable
 from backends.kv.lmcache import CacheServer
-from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
+from backends.types import Capabilities, EngineLoad, LegRequest
 
 
 class CacheBoundEngine:
@@ -29,9 +27,9 @@ class CacheBoundEngine:
         """Name of the instance."""
         return self.wrapped.id
 
-    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    async def generate(self, leg: LegRequest, take: Take) -> None:
         """See ``Engine.generate``."""
-        return self.wrapped.generate(leg)
+        await self.wrapped.generate(leg, take)
 
     async def probe(self) -> Capabilities:
         """See ``Engine.probe``."""

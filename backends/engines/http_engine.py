@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import email.utils
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
+from backends.base import Room, Take
 from backends.engines.dialect import refusal
 from backends.errors import EngineBroken, EngineTimeout, EngineUnavailable, IdsMissing
 from backends.transport.client import HttpOrigin, Response
@@ -46,31 +47,63 @@ def post_leg(
     )
 
 
+class LegPump:
+    """Takes the bytes of one leg, in the turn of the loop in which they come, to whoever reads it."""
+
+    def __init__(self, response: Response, leg: LegRequest, decoder: Decoder, take: Take) -> None:
+        self._connection = response.connection
+        self._idle_timeout_s = leg.idle_timeout_s
+        self._decoder = decoder
+        self._take = take
+        self._parse = SseParser().feed
+        self._held: list[bytes] = []
+        """Events that came with one for which there was no room."""
+        self._now_s = asyncio.get_running_loop().time
+
+    def feed(self, data: bytes) -> Room | bool | None:
+        """Give the chunks, as far as there is room for them. True: the stream is at its end."""
+        events = self._parse(data)
+        if self._held:
+            events, self._held = self._held + events, []
+        for place, event in enumerate(events, 1):
+            chunk = self._decoder.feed(event)
+            if chunk:
+                room = self._take(chunk)
+                if chunk.token_ids:
+                    self._connection.deadline_s = self._now_s() + self._idle_timeout_s
+                if room is not None:
+                    self._held = events[place:]
+                    return room
+        return self._decoder.is_done or None
+
+    async def wait(self, room: Room) -> Room | bool | None:
+        """Wait until there is room, and go on with what was held; meanwhile the engine is not late."""
+        await room.wait()
+        self._connection.deadline_s = self._now_s() + self._idle_timeout_s
+        return self.feed(b"")
+
+
 async def stream_leg(
     origin: HttpOrigin,
     path: str,
     body: bytes,
     leg: LegRequest,
     decoder: Decoder,
+    take: Take,
     note_loss: Callable[[], None],
     headers: Mapping[str, str] = NO_HEADERS,
-) -> AsyncGenerator[LegChunk, None]:
-    """Post a leg and yield its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
+) -> None:
+    """Post a leg and give its chunks to the proper end, see ``Engine.generate``; ``note_loss``: ids were lost."""
     response = await post_leg(origin, path, body, leg, headers)
     try:
         await check_stream(response)
-        now_s, connection = asyncio.get_running_loop().time, response.connection
-        parser = SseParser()
+        pump = LegPump(response, leg, decoder, take)
         while not decoder.is_done:
-            data = await response.read()
-            if not data:
+            room: Room | bool | None = await response.pump(pump.feed)
+            if room is None:
                 raise EngineBroken("the stream ended without [DONE]")
-            for event in parser.feed(data):
-                chunk = decoder.feed(event)
-                if chunk:
-                    yield chunk
-                    if chunk.token_ids:
-                        connection.deadline_s = now_s() + leg.idle_timeout_s
+            while room is not None and not isinstance(room, bool):
+                room = await pump.wait(room)
         response.finish()
     except IdsMissing:
         note_loss()

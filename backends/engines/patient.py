@@ -7,12 +7,11 @@ received and as sent; its scheduler frees it at the first report and fails at th
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
 
-from backends.base import Engine
-from backends.errors import BackendError, EngineTimeout
+import msgspec
+
+from backends.base import Engine, Room, Take
+from backends.errors import EngineTimeout
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
 
 
@@ -29,27 +28,31 @@ class PatientEngine:
         """Name of the instance."""
         return self.wrapped.id
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg, see ``Engine.generate``; but an abort before the first chunk returns before it is done.
+    async def generate(self, leg: LegRequest, take: Take) -> None:
+        """Run one leg, see ``Engine.generate``; but an abort before the first chunk returns before it is done.
 
         So does the end of the time that its first token may take.
         """
         wait_s = leg.first_token_timeout_s
-        stream = self.wrapped.generate(replace(leg, first_token_timeout_s=wait_s + self._grace_s))
-        first = asyncio.create_task(_read_next(stream))
+        begun = asyncio.Event()
+        is_wanted = True
+
+        def take_first(chunk: LegChunk) -> Room | None:
+            begun.set()
+            return take(chunk) if is_wanted else None
+
+        patient = msgspec.structs.replace(leg, first_token_timeout_s=wait_s + self._grace_s)
+        running = asyncio.create_task(self.wrapped.generate(patient, take_first))
+        running.add_done_callback(lambda done: begun.set())
         try:
             async with asyncio.timeout(wait_s):
-                chunk = await asyncio.shield(first)
+                await begun.wait()
+            await running
         except TimeoutError:
-            self._leave(stream, first)
             raise EngineTimeout("no answer in time") from None
-        except asyncio.CancelledError:
-            self._leave(stream, first)
-            raise
-        async with aclosing(stream):
-            while chunk is not None:
-                yield chunk
-                chunk = await _read_next(stream)
+        finally:
+            is_wanted = False
+            await self._leave(running, begun)
 
     async def probe(self) -> Capabilities:
         """See ``Engine.probe``."""
@@ -65,17 +68,23 @@ class PatientEngine:
             await asyncio.wait(self._leaving)
         await self.wrapped.aclose()
 
-    def _leave(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:
-        task = asyncio.create_task(self._let_go(stream, first))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+    async def _leave(self, running: asyncio.Task[None], begun: asyncio.Event) -> None:
+        """Abort what runs once it has begun."""
+        if not begun.is_set():
+            task = asyncio.create_task(self._let_go(running, begun))
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        elif not running.done():
+            await end_task(running)
 
-    async def _let_go(self, stream: AsyncGenerator[LegChunk, None], first: asyncio.Task[LegChunk | None]) -> None:
-        async with aclosing(stream):
-            with contextlib.suppress(BackendError, TimeoutError):
-                async with asyncio.timeout(self._grace_s):
-                    await first
+    async def _let_go(self, running: asyncio.Task[None], begun: asyncio.Event) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._grace_s):
+                await begun.wait()
+        await end_task(running)
 
 
-async def _read_next(stream: AsyncGenerator[LegChunk, None]) -> LegChunk | None:
-    return await anext(stream, None)
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end, however it ends."""
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -8,13 +8,12 @@ instance to the gateway, which then neither sees nor moves the KV inside it.
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.base import Room, Take
 from backends.engines.dialect import read_samples
 from backends.engines.http_engine import check_stream, get, post_leg, stream_leg
 from backends.engines.sglang_wire import GENERATE_PATH, NO_IDS, GenerateDecoder, encode_leg, parse_event, raise_abort
@@ -87,11 +86,12 @@ class SglangEngine:
         """Name of the instance."""
         return self._id
 
-    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg, see ``Engine.generate``."""
+    async def generate(self, leg: LegRequest, take: Take) -> None:
+        """Run one leg, see ``Engine.generate``."""
         if self._prefill_origin is not None:
-            return self._generate_by_pair(leg, self._prefill_origin)
-        return self._stream(leg, encode_leg(leg))
+            await self._generate_by_pair(leg, self._prefill_origin, take)
+        else:
+            await self._stream(leg, encode_leg(leg), take)
 
     async def probe(self) -> Capabilities:
         """Ask for models and the server's arguments, and for one token: its id must be streamed, see ``Engine.probe``.
@@ -137,31 +137,33 @@ class SglangEngine:
         if self._prefill_origin is not None:
             await self._prefill_origin.aclose()
 
-    def _stream(self, leg: LegRequest, body: bytes) -> AsyncGenerator[LegChunk, None]:
-        return stream_leg(self._origin, GENERATE_PATH, body, leg, GenerateDecoder(leg), self._note_loss)
+    async def _stream(self, leg: LegRequest, body: bytes, take: Take) -> None:
+        await stream_leg(self._origin, GENERATE_PATH, body, leg, GenerateDecoder(leg), take, self._note_loss)
 
-    async def _generate_by_pair(self, leg: LegRequest, prefill_origin: HttpOrigin) -> AsyncGenerator[LegChunk, None]:
+    async def _generate_by_pair(self, leg: LegRequest, prefill_origin: HttpOrigin, take: Take) -> None:
         """Send the leg to both servers. A prefill that fails before the first token is the leg's failure.
 
         The decode server would wait for its KV in vain.
         """
         body = encode_leg(leg, self._bootstrap | {"bootstrap_room": secrets.randbelow(MOST_ROOM)})
+        begun = asyncio.Event()
+
+        def take_first(chunk: LegChunk) -> Room | None:
+            begun.set()
+            return take(chunk)
+
         prefilling = asyncio.create_task(_prefill(prefill_origin, leg, body))
-        stream = self._stream(leg, body)
-        first = asyncio.create_task(_read_next(stream))
+        streaming = asyncio.create_task(self._stream(leg, body, take_first))
+        begins = asyncio.create_task(begun.wait())
         try:
-            await asyncio.wait({prefilling, first}, return_when=asyncio.FIRST_COMPLETED)
-            if not first.done():
+            await asyncio.wait({prefilling, streaming, begins}, return_when=asyncio.FIRST_COMPLETED)
+            if not (begun.is_set() or streaming.done()):
                 await prefilling
-            chunk = await first
-            while chunk is not None:
-                yield chunk
-                chunk = await _read_next(stream)
+            await streaming
         finally:
-            for task in (prefilling, first):
+            for task in (prefilling, streaming, begins):
                 task.cancel()
-            await asyncio.gather(prefilling, first, return_exceptions=True)
-            await stream.aclose()
+            await asyncio.gather(prefilling, streaming, begins, return_exceptions=True)
 
     async def _check_ids(self, models: list[str]) -> None:
         """Ask for one token."""
@@ -174,9 +176,7 @@ class SglangEngine:
             first_token_timeout_s=self._control_timeout_s,
         )
         try:
-            async with aclosing(self.generate(asked)) as stream:
-                async for _ in stream:
-                    pass
+            await self.generate(asked, lambda chunk: None)
         except IdsMissing:
             raise EngineBroken(NO_IDS) from None
         except EngineRejected as error:
@@ -211,10 +211,6 @@ async def _prefill(origin: HttpOrigin, leg: LegRequest, body: bytes) -> None:
         raise EngineBroken(str(error)) from None
     finally:
         await response.aclose()
-
-
-async def _read_next(stream: AsyncGenerator[LegChunk, None]) -> LegChunk | None:
-    return await anext(stream, None)
 
 
 def _boot_id(metrics: str) -> str | None:

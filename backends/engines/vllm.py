@@ -2,12 +2,13 @@
 
 import contextlib
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from backends.base import Take
 from backends.engines.dialect import find_label, read_by_label, read_samples
 from backends.engines.http_engine import get, post, stream_leg
 from backends.engines.vllm_chat import (
@@ -21,9 +22,9 @@ from backends.engines.vllm_chat import (
 from backends.engines.vllm_completions import CompletionDecoder, encode_leg, rank_header
 from backends.engines.vllm_generate import GENERATE_PATH, encode_generate, leaves_no_default
 from backends.engines.vllm_nixl import lend
-from backends.errors import EngineBroken, EngineRejected, EngineUnavailable
+from backends.errors import EngineBroken, EngineUnavailable
 from backends.transport.client import HttpOrigin
-from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
+from backends.types import Capabilities, EngineLoad, LegRequest
 
 _RUNNING = "vllm:num_requests_running"
 _WAITING = "vllm:num_requests_waiting"
@@ -65,24 +66,25 @@ class VllmEngine:
         self._control_timeout_s = control_timeout_s
         self._boot_id: str | None = None
         self._loses_ids = False
-        self._has_generate = False
-        self._renders = True
+        self._has_generate = self._generates = False
+        self._renders = False
 
     @property
     def id(self) -> str:
         """Name of the instance."""
         return self._id
 
-    def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-        """Stream one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
+    async def generate(self, leg: LegRequest, take: Take) -> None:
+        """Run one leg, see ``Engine.generate``. One that lends its KV comes as one chunk, at its end."""
         if leg.lends_kv:
-            return lend(self._origin, leg)
+            take(await lend(self._origin, leg))
+            return
         if self._has_generate and leg.kv_ticket is None and leaves_no_default(leg.sampling):
             path, body = GENERATE_PATH, encode_generate(leg)
         else:
             path, body = "/v1/completions", encode_leg(leg)
         decoder = CompletionDecoder(leg.sampling.logprobs)
-        return stream_leg(self._origin, path, body, leg, decoder, self._note_loss, rank_header(leg))
+        await stream_leg(self._origin, path, body, leg, decoder, take, self._note_loss, rank_header(leg))
 
     async def probe(self) -> Capabilities:
         """Ask for models, health, metrics, event sources and the token endpoint, see ``Engine.probe``.
@@ -100,9 +102,10 @@ class VllmEngine:
         lengths = [model.max_model_len for model in models if model.max_model_len is not None]
         block_size = find_label(metrics, "vllm:cache_config_info", "block_size")
         boot_id = _read_boot_id(metrics)
-        if boot_id != self._boot_id:
-            self._boot_id, self._loses_ids, self._renders = boot_id, False, True
-        self._has_generate = await self._knows(GENERATE_PATH)
+        if boot_id is None or boot_id != self._boot_id:
+            self._generates, self._renders = await self._serves(GENERATE_PATH), await self._serves(RENDER_PATH)
+            self._boot_id, self._loses_ids = boot_id, False
+        self._has_generate = self._generates and await self._knows(GENERATE_PATH)
         sources = await self._find_event_sources()
         ranks = list(sources) or list(_read_ranks(metrics, _RUNNING))  # one without events has metrics of each rank
         return Capabilities(
@@ -132,12 +135,7 @@ class VllmEngine:
     async def read_chat(self, model: str, chat: Mapping[str, Any]) -> list[int]:
         """Tell the ids of a chat's prompt, see ``ChatReader``."""
         if self._renders:
-            try:
-                return decode_ids(await self._post(RENDER_PATH, encode_render(model, chat)))
-            except EngineRejected as error:
-                if error.status not in (404, 405):
-                    raise
-                self._renders = False
+            return decode_ids(await self._post(RENDER_PATH, encode_render(model, chat)))
         return decode_ids(await self._post(TOKENIZE_PATH, encode_tokenize(model, chat)))
 
     async def read_text(self, model: str, text: str, special: bool) -> list[int]:
@@ -156,6 +154,16 @@ class VllmEngine:
         response = await self._origin.send("GET", path, head_timeout_s=self._control_timeout_s)
         await response.aclose()
         return response.status == 405
+
+    async def _serves(self, path: str) -> bool:
+        """Say whether an endpoint can be used: it finds fault with an empty request.
+
+        Without ``--enable-scale-out`` vLLM has these paths, too, and answers 403.
+        """
+        headers = {"Content-Type": "application/json"}
+        response = await self._origin.send("POST", path, b"{}", headers=headers, head_timeout_s=self._control_timeout_s)
+        await response.aclose()
+        return response.status in (400, 422)
 
     async def _find_event_sources(self) -> dict[int, tuple[str, str | None]]:
         """Read ``/kv_event_sources`` in the order of ranks, each with its own port.

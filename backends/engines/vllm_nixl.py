@@ -4,7 +4,6 @@ vLLM tells where the KV is in ``kv_transfer_params`` of a whole answer only. Wha
 unread: its fields differ by version.
 """
 
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -49,8 +48,8 @@ class _Whole(msgspec.Struct):
     kv_transfer_params: dict[str, Any] | None = None
 
 
-async def lend(origin: HttpOrigin, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
-    """Run the leg, see ``Engine.generate``: one chunk, at its end."""
+async def lend(origin: HttpOrigin, leg: LegRequest) -> LegChunk:
+    """Run the leg, see ``Engine.generate``, and return all of it as one chunk."""
     response = await post_leg(origin, "/v1/completions", encode_lending(leg), leg, rank_header(leg))
     try:
         body = await response.body(MAX_REFUSAL_BYTES)
@@ -58,7 +57,7 @@ async def lend(origin: HttpOrigin, leg: LegRequest) -> AsyncGenerator[LegChunk, 
         await response.aclose()
     if response.status != 200:
         raise refusal(response.status, body, retry_after_s(response))
-    yield decode_lending(body)
+    return decode_lending(body)
 
 
 def encode_lending(leg: LegRequest) -> bytes:

@@ -7,13 +7,13 @@ engine that has begun to fetch does not stop when the leg is closed.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from backends.base import Engine
 from backends.errors import BackendError, TransferFailed
 from backends.kv.open_transfers import OpenTransfers
 from backends.types import (
+    LegChunk,
     LegRequest,
     LinkState,
     PathTraits,
@@ -71,9 +71,12 @@ class EnginePull:
         if engine_id is None:
             raise TransferFailed("no instance can be asked")
         ticket = None
-        async with aclosing(self._find_engine(engine_id).generate(leg)) as stream:
-            async for chunk in stream:
-                ticket = chunk.kv_ticket or ticket
+
+        def take(chunk: LegChunk) -> None:
+            nonlocal ticket
+            ticket = chunk.kv_ticket or ticket
+
+        await self._find_engine(engine_id).generate(leg, take)
         return ticket
 
 

@@ -28,7 +28,7 @@ IDLE_EXPIRY_S = 60.0
 class Response:
     """One answer, from its head on. End it by ``finish`` (the connection may be used again) or ``aclose``."""
 
-    __slots__ = ("_is_over", "connection", "headers", "read", "status")
+    __slots__ = ("_is_over", "connection", "headers", "pump", "read", "status")
 
     def __init__(self, connection: HttpConnection) -> None:
         self.connection = connection
@@ -37,6 +37,7 @@ class Response:
         self.status = connection.status
         self.headers = connection.headers
         """Names in lower case; of several lines with one name, the last."""
+        self.pump = connection.pump
         self.read: Callable[[], Coroutine[Any, Any, bytes]] = connection.read
         """Await it for the next piece of the body, b"" at its end. Raises EngineTimeout or EngineBroken."""
 

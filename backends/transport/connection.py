@@ -1,19 +1,22 @@
 """One client connection of HTTP/1.1, made for answers that are long streams of small pieces.
 
-A piece costs one parser call, one list append and one wake-up: no task, no queue, no timer of its own. Time limits use
-one timer handle that is armed again only when it fires too early, so moving the deadline is one assignment.
+A piece costs one parser call, one list append and one call of whoever takes it: no task, no queue, no timer of its own.
+Time limits use one timer handle that is armed again only when it fires too early, so moving the deadline is one
+assignment.
 
-The exchange's course: ``begin`` -> ``head`` -> ``read`` until b"" -> ``finish``; or ``abort`` at any point.
+The exchange's course: ``begin`` -> ``head`` -> ``pump`` until None, or ``read`` until b"" -> ``finish``; or ``abort``
+at any point.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import cast
+from typing import TypeVar, cast
 
 import httptools
 
 from backends.errors import BackendError, EngineBroken, EngineTimeout, EngineUnavailable
 
+Reply = TypeVar("Reply")
 MAX_HEAD_BYTES = 64 * 1024
 HIGH_WATER_BYTES = 256 * 1024
 DRAIN_S = 1.0
@@ -31,8 +34,11 @@ class HttpConnection(asyncio.Protocol):
         self._on_lost = on_lost
         self._transport = cast(asyncio.Transport, None)
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[object] | None = None
+        self._take: Callable[[bytes], object] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0
+        """When it fires."""
         self._error: BackendError | None = None
         self._is_idle = True
         self._is_paused = False
@@ -84,30 +90,32 @@ class HttpConnection(asyncio.Protocol):
             finally:
                 self._waiter = None
 
-    async def read(self) -> bytes:
-        """Return what came of the body since the last call, at least one byte; b"" at its end.
+    async def pump(self, take: Callable[[bytes], Reply | None]) -> Reply | None:
+        """Give ``take`` what comes of the body, in the turn in which it comes, until it answers: return that.
 
-        Raises EngineTimeout, or EngineBroken when the body was cut; whatever came before that is returned first.
+        None: the body is at its end. What comes behind the answer waits for the next call. Raises EngineTimeout, or
+        EngineBroken when the body was cut, after all that came before; and what ``take`` raises.
         """
-        while not self._chunks:
+        while True:
+            if self._chunks and (answer := take(self._next_data())) is not None:
+                return answer
             if self._is_complete:
-                return b""
+                return None
             if self._error:
                 raise self._error
-            self._waiter = self._loop.create_future()
-            if self._timer is None or self._timer.when() > self.deadline_s:
+            self._waiter, self._take = self._loop.create_future(), take
+            if self._timer is None or self._timer_s > self.deadline_s:
                 self._arm()
             try:
-                await self._waiter
+                answer = cast("Reply | None", await self._waiter)
             finally:
-                self._waiter = None
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
-        self._buffered_bytes = 0
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
-        return data
+                self._waiter = self._take = None
+            if answer is not None:
+                return answer
+
+    async def read(self) -> bytes:
+        """Return what came of the body since the last call, at least one byte; b"" at its end. Raises as ``pump``."""
+        return await self.pump(_as_it_is) or b""
 
     def finish(self) -> None:
         """The caller knows all it wants: keep the connection for another exchange once this one is properly over."""
@@ -117,11 +125,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self.is_closed:
             return
-        self._chunks.clear()
-        self._buffered_bytes = 0
-        if self._is_paused:
-            self._is_paused = False
-            self._transport.resume_reading()
+        self._next_data()
         self._cancel_timer()
         self._timer = self._loop.call_later(DRAIN_S, self.abort)
 
@@ -152,6 +156,8 @@ class HttpConnection(asyncio.Protocol):
             return
         if not self._has_head and self._head_bytes > MAX_HEAD_BYTES:
             self._fail(EngineBroken(f"the answer's head is larger than {MAX_HEAD_BYTES} bytes"))
+        elif self._take is not None and self._chunks:
+            self._give(self._take)
         elif self._buffered_bytes > HIGH_WATER_BYTES and not self._is_paused:
             if self._is_draining:
                 self.abort()
@@ -201,9 +207,6 @@ class HttpConnection(asyncio.Protocol):
         self._buffered_bytes += len(body)
         if not self._is_draining:
             self._chunks.append(body)
-            waiter = self._waiter
-            if waiter and not waiter.done():
-                waiter.set_result(None)
 
     def on_message_complete(self) -> None:
         """Called at the end of a body whose end can be told from its bytes."""
@@ -216,6 +219,35 @@ class HttpConnection(asyncio.Protocol):
             self._free()
 
     # inner works
+
+    def _next_data(self) -> bytes:
+        """Return what came of the body, and let more come."""
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered_bytes = 0
+        if self._is_paused:
+            self._is_paused = False
+            self._transport.resume_reading()
+        return data
+
+    def _give(self, take: Callable[[bytes], object]) -> None:
+        """Give what has come to whoever pumps, who goes on waiting unless there is an answer or a failure."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        answer: object = None
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        self._chunks.clear()
+        self._buffered_bytes = 0
+        try:
+            answer = take(data)
+        except Exception as error:  # it is the failure of who waits, whatever it is
+            if not waiter.done():
+                waiter.set_exception(error)
+        if answer is not None and not waiter.done():
+            waiter.set_result(answer)
+        elif self._timer_s > self.deadline_s:
+            self._arm()
 
     def _ends_at_close(self) -> bool:
         lengths = self.headers.keys() & {b"content-length", b"transfer-encoding"}
@@ -240,17 +272,18 @@ class HttpConnection(asyncio.Protocol):
             self._waiter.set_result(None)
 
     def _arm(self) -> None:
-        if self._timer and self._timer.when() > self.deadline_s:
+        if self._timer and self._timer_s > self.deadline_s:
             self._cancel_timer()
         if self._timer is None:
-            self._timer = self._loop.call_at(self.deadline_s, self._on_timer)
+            self._timer_s = self.deadline_s
+            self._timer = self._loop.call_at(self._timer_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         if self._waiter is None:
             return
         if self._loop.time() < self.deadline_s:
-            self._timer = self._loop.call_at(self.deadline_s, self._on_timer)
+            self._arm()
         else:
             self._fail(EngineTimeout("no answer in time" if not self._has_head else "the stream fell silent"))
 
@@ -258,3 +291,7 @@ class HttpConnection(asyncio.Protocol):
         if self._timer:
             self._timer.cancel()
             self._timer = None
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data

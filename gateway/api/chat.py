@@ -71,6 +71,8 @@ async def read_chat(
         return await readings.ask(model.name, chat, Where.of(caller.rules).allows)
     if template is None:
         raise bad_field("model", f"The model {model.name!r} has no chat template.", "no_chat_template")
+    if turn is not None:
+        await turn.recall(size_bytes)
     guard = model.control.guard(caller.rules.prompts.special_tokens)
     render = partial(template.render_chat, chat, partial(models.note_unread, model.name), guard)
     try:

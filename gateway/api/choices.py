@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET
 
 from backends.types import TokenLogprob
@@ -36,8 +37,7 @@ from gateway.text.vocabulary import Vocabulary
 LEAST_LOGPROB = -9999.0
 
 
-@dataclass(frozen=True, slots=True)
-class Addition:
+class Addition(msgspec.Struct, frozen=True):
     """What some tokens added to a choice. ``ids`` may be without text and the other way round."""
 
     content: str

@@ -8,7 +8,7 @@ import asyncio
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -28,7 +28,7 @@ from gateway.api.prepare import Caller, PreparedRequest
 from gateway.api.respond import AnswerShape, KeepAnswer, write_stream, write_whole
 from gateway.auth.identify import Identify
 from gateway.auth.secrets import Salts
-from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, error_messages
+from gateway.errors import OPENAI_ERRORS, ErrorShape, GatewayError, error_messages, failed
 from gateway.http.body import ClientDisconnected, ClientStalled, JsonObject, parse_object, read_body
 from gateway.http.client import Client, Clients, ShuttingDown
 from gateway.http.edge import cut_connection
@@ -172,6 +172,10 @@ async def serve_request(
         await break_off(scope, client, reply)
     except GatewayError as error:
         await reply.fail(error)
+    except Exception:  # a fault of ours: its client must not wait, and the server logs it
+        if client.opening is None:
+            await reply.fail(failed())
+        raise
 
 
 def shutting_down() -> GatewayError:
@@ -206,6 +210,8 @@ async def parse(body: bytes) -> JsonObject:
     return parse_object(body) if len(body) <= INLINE_BODY_BYTES else await asyncio.to_thread(parse_object, body)
 
 
+NamePrompt = Callable[[str, Sequence[int], str | None], Awaitable[None]]
+"""Takes a model, a prompt and its salt."""
 Prepare = Callable[[JsonObject, int, Models, Caller], Awaitable[PreparedRequest]]
 
 
@@ -306,8 +312,11 @@ class GenerationEndpoint:
         passing: Passthrough | None = None,
         overflow: OverflowAnswers | None = None,
         memory: AnswerMemory | None = None,
+        name_prompt: NamePrompt | None = None,
     ) -> None:
+        """``name_prompt`` is told of each prompt before its answers are planned."""
         self._api = api
+        self._name_prompt = name_prompt
         self._memory = memory
         self._overflow = overflow
         self._passing = passing
@@ -397,6 +406,9 @@ class GenerationEndpoint:
         entry_headers = run.entry.headers if run.entry is not None else []
         if outside is None:
             try:
+                if self._name_prompt is not None:
+                    for prompt in prepared.prompts:
+                        await self._name_prompt(prepared.model.name, prompt, caller.salt_of(prepared.model.name))
                 self._start(prepared, run)
             except GatewayError as failure:
                 outside = (

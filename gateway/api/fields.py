@@ -327,8 +327,14 @@ INTERNAL_PREFIXES = (
 )
 
 
+CLIENTS_FIELDS = frozenset({*ChatFields.__struct_fields__, *CompletionFields.__struct_fields__})
+"""Fields that the gateway reads of every request, so that none needs a closer look."""
+
+
 def is_internal(name: str) -> bool:
     """Say whether a field is not for clients, in any spelling that somebody could take for it."""
+    if name in CLIENTS_FIELDS:
+        return False
     plain = name.lower().replace("-", "_").strip()
     return plain in INTERNAL_FIELDS or plain.startswith(INTERNAL_PREFIXES)
 

@@ -28,6 +28,7 @@ class Models:
         note_unread: Callable[[str], object] = str,
         readings: Readings | None = None,
         note_turn: Callable[[str, str], object] = lambda model, result: None,
+        turns: TurnMemory | None = None,
     ) -> None:
         """``passed`` names the models of upstreams, whose requests are only passed on.
 
@@ -39,7 +40,7 @@ class Models:
         self._passed = passed
         self.note_unread = note_unread
         self.note_turn = note_turn
-        self.turns = TurnMemory()
+        self.turns = turns or TurnMemory()
         self.readings = readings
         """Lets engines read chats; None: all are read here."""
 

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from uuid import uuid4
 
 from msgspec import UNSET
 
-from gateway.api.choices import AnswerFormat, Choice, Ending, Gathered, count_cached
+from gateway.api.choices import Addition, AnswerFormat, Choice, Ending, Gathered, count_cached
 from gateway.api.prepare import PreparedRequest
 from gateway.api.wire import (
     AnswerBody,
@@ -33,6 +34,8 @@ MadeChoice = tuple[Gathered, Ending]
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+ANY_TEXT = uuid4().hex
+"""Stands for a text that nobody knows beforehand."""
 SILENT_TOKENS = 128
 """So many tokens that show nothing, those of a long tool call, are followed by a sign of life."""
 
@@ -107,6 +110,8 @@ class StreamWriter:
         self._form = form
         self._choices = choices
         self._opened = [False] * len(choices)
+        self._has_plain_events = not (prepared.shows_ids or prepared.continuous_usage)
+        self._frames: list[tuple[bytes, bytes] | None] = [None] * len(choices)
         self._running = len(choices)
 
     def take(self, index: int, tokens: Tokens) -> bytes:
@@ -116,6 +121,9 @@ class StreamWriter:
         addition = self._choices[index].take(tokens)
         if addition is None or not (addition.content or addition.reasoning or addition.calls or prepared.shows_ids):
             return opening
+        if self._has_plain_events and not (addition.reasoning or addition.calls):
+            before, after = self._frames[index] or self._make_frame(index)
+            return b"%s%s%s%s" % (opening, before, encode_json(addition.content), after)
         answer = self._answer([self._form.add(prepared, index, addition)])
         if prepared.traced:
             answer.pdd = TokenOrigin(tokens.role, tokens.instance, tokens.position)
@@ -152,6 +160,13 @@ class StreamWriter:
         if isinstance(choice, ChatChunkChoice) and self._prepared.return_token_ids:
             answer.prompt_token_ids = list(self._prepared.prompts[index // self._prepared.n])
         return encode_event(answer)
+
+    def _make_frame(self, index: int) -> tuple[bytes, bytes]:
+        """Return what stands around the text in a choice's events that add nothing else."""
+        event = encode_event(self._answer([self._form.add(self._prepared, index, Addition(ANY_TEXT, (), (), None))]))
+        before, _, after = event.partition(encode_json(ANY_TEXT))
+        self._frames[index] = before, after
+        return before, after
 
     def _answer(self, choices: list[Any], usage: UsageBody | None = None) -> AnswerBody:
         prepared = self._prepared

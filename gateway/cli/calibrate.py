@@ -19,7 +19,7 @@ from backends.engines.adapters import EngineSpec, build_engine
 from backends.engines.reference.demo_model import MODEL_DIR
 from backends.engines.reference.demo_model.prompts import follow_up, long_prompt
 from backends.transport.serving import ServedApp, bind, serve_sites
-from backends.types import LegRequest, Sampling
+from backends.types import LegChunk, LegRequest, Sampling
 from gateway.app import Gateway, open_gateway
 from gateway.cli.profile import Profiler, plan_points
 from gateway.config.settings import parse_settings
@@ -188,9 +188,13 @@ async def _time(engine: Engine, prompt: list[int], tokens: int) -> tuple[float, 
     """Seconds to the first token, and between two of the others."""
     sampling = Sampling(temperature=0.0, ignore_eos=True)
     leg = LegRequest(f"calibrate-{uuid.uuid4().hex}", MODEL, prompt, tokens, sampling=sampling)
-    start_s, moments = time.perf_counter(), []
-    async for chunk in engine.generate(leg):
-        moments += [time.perf_counter()] * len(chunk.token_ids)
+    start_s = time.perf_counter()
+    moments: list[float] = []
+
+    def take(chunk: LegChunk) -> None:
+        moments.extend([time.perf_counter()] * len(chunk.token_ids))
+
+    await engine.generate(leg, take)
     return moments[0] - start_s, (moments[-1] - moments[0]) / max(1, len(moments) - 1)
 
 

@@ -104,10 +104,8 @@ def _add(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
 
 
 def _remove(body: TopologyBody, args: argparse.Namespace) -> TopologyBody:
-    settings = read_settings(args)
-    named = {*body.get("links", ()), *(link_name(link) for link in (settings.links if settings else ()))}
-    links = dict.fromkeys(id_ for id_ in args.ids if "->" in id_ or id_ in named)
-    engines = dict.fromkeys(id_ for id_ in args.ids if id_ not in links)
+    links = dict.fromkeys(id_ for id_ in args.ids if "->" in id_)
+    engines = dict.fromkeys(id_ for id_ in args.ids if "->" not in id_)
     return body | {
         "engines": body.get("engines", {}) | engines,
         "links": body.get("links", {}) | links,

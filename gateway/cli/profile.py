@@ -19,7 +19,7 @@ import uvloop
 from backends.base import Engine
 from backends.engines.adapters import BadEngine, EngineSpec, build_engine
 from backends.errors import BackendError, EngineRejected, EngineTimeout
-from backends.types import LegRequest, Sampling
+from backends.types import LegChunk, LegRequest, Sampling
 from gateway.fleet.curves import CurveFile, Measured, write_curve
 from policies.valley import PrefillCurve, find_steps, find_valleys
 
@@ -161,11 +161,15 @@ class Profiler:
         )
         seconds, reused = None, None
         start_s = self.clock()
-        async for chunk in self.engine.generate(leg):
+
+        def take(chunk: LegChunk) -> None:
+            nonlocal seconds, reused
             if chunk.token_ids and seconds is None:
                 seconds = self.clock() - start_s
             if chunk.usage is not None:
                 reused = chunk.usage.cached_tokens
+
+        await self.engine.generate(leg, take)
         if seconds is None:
             raise CannotProfile("the engine ended without a token")
         return seconds, reused

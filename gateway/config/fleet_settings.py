@@ -200,8 +200,11 @@ class LinkSettings(Section, frozen=True):
     source: Annotated[Name, Meta(description="Region of the prefill instances.")]
     dest: Annotated[Name, Meta(description="Region of the main-decode instances.")]
     name: Annotated[
-        Name | None,
-        Meta(description="Its name, where several links join the same regions. null: `SOURCE->DEST`."),
+        Annotated[str, Meta(max_length=200, pattern=r"^\S*->\S*$")] | None,
+        Meta(
+            description="Its name, like `east->west/large`, where several links join the same regions. null: "
+            "`SOURCE->DEST`."
+        ),
     ] = None
     models: Annotated[
         Annotated[tuple[Name, ...], Meta(min_length=1)] | None,
@@ -288,7 +291,7 @@ class LinkSettings(Section, frozen=True):
         Annotated[int, Meta(ge=0, lt=1 << 32)] | Literal["no_vllm"] | None,
         Meta(
             description="Dialect lmcache, and only there: PYTHONHASHSEED of the vLLM processes, the same for all. "
-            "no_vllm: LMCache runs without vLLM, as in `pdd engine`. null: learnt where it is no_vllm, 0, 1 or 42; "
+            "no_vllm: LMCache runs without vLLM, as in `pdd engine`. null: learnt where it is no_vllm or below 256; "
             "others must be given."
         ),
     ] = None

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -37,12 +37,15 @@ class DocumentsRefused(Exception):
 
 Apply = Callable[[Sequence[Document]], None]
 """Put a whole set in force, deleted ones left out, or raise DocumentsRefused and change nothing. Must not wait."""
+PrepareSet = Callable[[Sequence[Document]], Awaitable[None]]
+"""Do beforehand, in turns, what is long in applying a whole set; raises DocumentsRefused where it cannot be applied."""
 
 
 @dataclass(slots=True)
 class _Reader:
     kinds: tuple[str, ...]
     apply: Apply
+    prepare: PrepareSet | None = None
     applied: dict[DocumentKey, Document] | None = None
     """What was applied last; None: nothing yet."""
     refused: dict[DocumentKey, Document] | None = None
@@ -90,9 +93,9 @@ class LiveDocuments:
         """Whether the last look succeeded."""
         return self._redis.up
 
-    def follow(self, apply: Apply, *kinds: str) -> None:
+    def follow(self, apply: Apply, *kinds: str, prepare: PrepareSet | None = None) -> None:
         """Give ``apply`` all documents of ``kinds`` whenever one of them has changed, and once at first."""
-        self._readers.append(_Reader(kinds, apply))
+        self._readers.append(_Reader(kinds, apply, prepare))
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
@@ -151,7 +154,7 @@ class LiveDocuments:
         """Read what is new, apply it, and say so; False when Redis does not take part."""
         try:
             async with self._redis.step():
-                self._take(await self._read())
+                await self._take(await self._read())
                 await self.store.acknowledge(self._ack())
         except AWAY:
             pass
@@ -188,7 +191,7 @@ class LiveDocuments:
             if key not in there or (goes_on and there[key] < mine.revision)
         ]
 
-    def _take(self, changes: Changes) -> None:
+    async def _take(self, changes: Changes) -> None:
         goes_on = changes.epoch == self.epoch
         for document in changes.documents:
             mine = self._documents.get(document.key)
@@ -198,17 +201,20 @@ class LiveDocuments:
         touched = {document.kind for document in changes.documents}
         for reader in self._readers:
             if touched.intersection(reader.kinds) or (reader.applied is None and reader.refused is None):
-                self._offer(reader)
+                await self._offer(reader)
 
-    def _offer(self, reader: _Reader) -> None:
+    async def _offer(self, reader: _Reader) -> None:
         """Let a reader apply its documents if they are not those that it has applied or refused already."""
         state = {key: one for key, one in self._documents.items() if one.kind in reader.kinds}
         if state == reader.applied:
             reader.refused = reader.refusal = None
         if state in (reader.applied, reader.refused):
             return
+        documents = [one for one in state.values() if not one.deleted]
         try:
-            reader.apply([one for one in state.values() if not one.deleted])
+            if reader.prepare is not None:
+                await reader.prepare(documents)
+            reader.apply(documents)
         except DocumentsRefused as error:
             reader.refused = state
             reader.refusal = Refusal(reader.kinds, error.name, error.reason, self.revision)

@@ -159,6 +159,18 @@ class ResponseSettings(Section, frozen=True):
     ] = None
 
 
+class TurnSettings(Section, frozen=True):
+    """What processes tell each other of the exact ids of chats' turns."""
+
+    share_s: Annotated[
+        Count | None,
+        Meta(
+            description="How long, in seconds, they stand in Redis for other processes, sealed with the secret of "
+            "`auth`, which is needed. null: each process keeps its own."
+        ),
+    ] = None
+
+
 class Settings(Section, frozen=True):
     """The whole file."""
 
@@ -188,6 +200,7 @@ class Settings(Section, frozen=True):
     admin: AdminSettings = AdminSettings()
     trace: TraceSettings = TraceSettings()
     responses: ResponseSettings = ResponseSettings()
+    turns: TurnSettings = TurnSettings()
     otlp_endpoint: Annotated[
         ApiUrl | None,
         Meta(

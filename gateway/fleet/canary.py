@@ -11,7 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import uuid4
 
-from backends.types import KvShape, LegRequest, Sampling, StoreSide
+from backends.types import KvShape, LegChunk, LegRequest, Sampling, StoreSide
 from gateway.fleet.kv_reading import LinkTerms
 from gateway.fleet.kv_terms import KvTerms
 from gateway.fleet.links import Link
@@ -146,13 +146,16 @@ async def ask(
     )
     ids: list[int] = []
     cached_tokens = None
+
+    def take(chunk: LegChunk) -> None:
+        nonlocal ids, cached_tokens
+        ids += chunk.token_ids
+        if chunk.usage is not None:
+            cached_tokens = chunk.usage.cached_tokens
+
     async with asyncio.timeout(LEG_TIMEOUT_S):
         with instance.occupied():
-            async with aclosing(instance.engine.generate(leg)) as stream:
-                async for chunk in stream:
-                    ids += chunk.token_ids
-                    if chunk.usage is not None:
-                        cached_tokens = chunk.usage.cached_tokens
+            await instance.engine.generate(leg, take)
     return ids, cached_tokens
 
 

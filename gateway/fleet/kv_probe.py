@@ -141,7 +141,7 @@ async def _read_prompt(
             found = await path.find_keys(side, list(digests))
     except BackendError as error:
         raise _CannotLook(reason_of(error)) from None
-    return read_store(found, prompt, terms)
+    return await asyncio.to_thread(read_store, found, prompt, terms)  # trying seeds takes tenths of a second
 
 
 async def _find_settled(path: ShowsKeys, side: StoreSide, markers: Sequence[str]) -> list[FoundKey]:

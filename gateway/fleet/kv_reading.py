@@ -10,6 +10,8 @@ from backends.types import FoundKey
 
 ALL_CHUNKS = range(16, 1025, 16)
 """Chunk sizes that are recognised beside the common ones: whole blocks of engines."""
+SMALL_SEEDS = range(256)
+"""Hash seeds that are tried where none of the common ones fits."""
 SIZE_TOLERANCE = 0.01
 """How far two figures of bytes may be apart and still mean the same."""
 
@@ -119,6 +121,8 @@ def read_store(found: Sequence[FoundKey], prompt: Sequence[int], terms: LinkTerm
         return None
     keys = max(writers.values(), key=len)
     origins = first_digests(prompt, (*ALL_CHUNKS, *likely_sizes(terms)), seeds_of(terms))
+    if keys[0][0].dialect == "lmcache" and not any(name.digest in origins for name, _ in keys):
+        origins = first_digests(prompt, likely_sizes(terms), SMALL_SEEDS)
     known = [name.digest for name, _ in keys if name.digest in origins]
     digest = known[0] if known else keys[0][0].digest
     chunk = [(name, size) for name, size in keys if name.digest == digest]

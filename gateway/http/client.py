@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from starlette.types import Message, Receive, Send
 
 from gateway.http.body import ClientDisconnected, ClientStalled
-from gateway.tasks import end_task
+from gateway.tasks import end_task, start_now
 
 MOST_WAITING_BYTES = 64 << 10
 """A stream with more than this on its hands takes no more from engines until the client has read."""
@@ -60,11 +61,19 @@ class Client:
 
     async def send(self, message: Message) -> None:
         """Send one ASGI message; waits while the client does not read what it was sent before."""
-        self._sending_since = self._loop.time()
-        await self._send(message)
-        self._sending_since = None
-        if not message.get("more_body", False):
-            self._note_edge(message)
+        if (rest := self.send_now(message)) is not None:
+            await rest
+
+    def send_now(self, message: Message) -> asyncio.Task[None] | None:
+        """Send one ASGI message in this turn of the loop; the task does so once the client reads, where it does not."""
+        rest = start_now(self._send(message))
+        if rest is None:
+            if not message.get("more_body", False):
+                self._note_sent(message)
+        else:
+            self._sending_since = self._loop.time()
+            rest.add_done_callback(partial(self._on_sent, message))
+        return rest
 
     def leave(self, loss: BaseException) -> None:
         """Let the block raise ``loss``, unless it ends for another reason already."""
@@ -85,10 +94,15 @@ class Client:
         due = (self._loop.time() if since is None else since) + self._write_timeout_s
         self._timer = self._loop.call_at(due, self._look_for_stall)
 
-    def _note_edge(self, message: Message) -> None:
+    def _on_sent(self, message: Message, rest: asyncio.Task[None]) -> None:
+        self._sending_since = None
+        if not rest.cancelled() and rest.exception() is None:
+            self._note_sent(message)
+
+    def _note_sent(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.opening = message
-        else:
+        elif not message.get("more_body", False):
             self.is_complete = True
 
 
@@ -100,66 +114,84 @@ class EventStream:
 
     def __init__(self, client: Client, head: Message) -> None:
         self._client = client
-        self._head = head
+        self._head: Message | None = head
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
-        self._wake: asyncio.Future[None] | None = None
+        self._sending: asyncio.Task[None] | None = None
+        """What the client has to read before more is sent to it."""
         self._is_ended = False
-        self._task: asyncio.Task[None] | None = None
+        self._over: asyncio.Future[None] | None = None
         self.room = asyncio.Event()
         self.room.set()
 
     @property
     def has_begun(self) -> bool:
         """Whether anything was pushed, so that the status line is on its way."""
-        return self._task is not None
+        return self._head is None
 
     def push(self, data: bytes) -> None:
         """Send ``data`` after what was pushed before; nothing goes out after the end."""
         if self._is_ended:
             return
-        self._waiting.append(data)
-        self._waiting_bytes += len(data)
-        if self._waiting_bytes > MOST_WAITING_BYTES:
+        if self._sending is None:
+            self._write(data)
+        else:
+            self._waiting.append(data)
+            self._waiting_bytes += len(data)
+        if self._sending is not None and self._waiting_bytes > MOST_WAITING_BYTES:
             self.room.clear()
-        if self._task is None:
-            self._task = asyncio.create_task(self._send())
-            self._task.add_done_callback(self._on_sent)
-        elif self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
-            self._wake = None
 
     async def end(self, data: bytes) -> None:
         """Send ``data`` as the last, and wait until the client was sent everything."""
-        self.push(data)
         self._is_ended = True
-        assert self._task is not None
-        await self._task
+        if self._sending is None:
+            self._write(data)
+            await asyncio.sleep(0)  # where that lost the client, the block ends here
+        else:
+            self._waiting.append(data)
+        if self._sending is not None:
+            self._over = asyncio.get_running_loop().create_future()
+            await self._over
 
     async def aclose(self) -> None:
         """Send nothing more. Idempotent."""
         self._is_ended = True
-        if self._task is not None and not self._task.done():
-            await end_task(self._task)
+        if self._sending is not None:
+            await end_task(self._sending)
 
-    async def _send(self) -> None:
-        await self._client.send(self._head)
-        while True:
-            while self._waiting:
-                data = b"".join(self._waiting)
-                self._waiting.clear()
-                is_last = self._is_ended
-                await self._client.send({"type": "http.response.body", "body": data, "more_body": not is_last})
-                if is_last:
-                    return
-                self._waiting_bytes = sum(map(len, self._waiting))
-                self.room.set()
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
+    def _write(self, data: bytes) -> None:
+        """Send what is next, after the head."""
+        client, head, self._head = self._client, self._head, None
+        try:
+            if head is not None:
+                self._sending = client.send_now(head)
+            if self._sending is None:
+                body: Message = {"type": "http.response.body", "body": data, "more_body": not self._is_ended}
+                self._sending = client.send_now(body)
+            else:
+                self._waiting.append(data)
+        except Exception as error:  # whatever a server raises, this client gets no more
+            client.leave(error)
+        if self._sending is not None:
+            self._waiting_bytes = len(data)
+            self._sending.add_done_callback(self._on_sent)
 
-    def _on_sent(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _on_sent(self, sending: asyncio.Task[None]) -> None:
+        self._sending = None
+        if sending.cancelled():
+            return
+        if (error := sending.exception()) is not None:
             self._client.leave(error)
+            return
+        if self._waiting:
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            self._write(data)
+        if self._sending is None:
+            self._waiting_bytes = 0
+            self.room.set()
+            if self._over is not None and not self._over.done():
+                self._over.set_result(None)
 
 
 class Clients:

@@ -1,6 +1,7 @@
 """What all of the gateway's applications have in common: exact paths, and errors in OpenAI's shape."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ NOTHING = "There is nothing at this path."
 
 def assemble(routes: Sequence[Route]) -> Starlette:
     """Return an application of these routes."""
-    app = Starlette(
+    app = StraightApp(
         routes=routes,
         middleware=[Middleware(ExactPaths, routes)],
         exception_handlers={
@@ -30,6 +31,30 @@ def assemble(routes: Sequence[Route]) -> Starlette:
     # A path that is not exactly a route is no route: nothing is checked at one spelling and served at another.
     app.router.redirect_slashes = False
     return app
+
+
+class StraightApp(Starlette):
+    """Starlette; but an endpoint that is an ASGI callable itself, asked for by just its path and method, is called
+    as it is. What Starlette puts around ``send`` costs a token as much as the making of its text.
+
+    Such an endpoint tells its client of all of its errors by itself.
+    """
+
+    def __init__(self, *, routes: Sequence[Route], **rest: Any) -> None:
+        super().__init__(routes=routes, **rest)
+        self._straight: dict[tuple[Any, Any], ASGIApp] = {
+            (method, route.path): route.endpoint
+            for route in routes
+            if route.app is route.endpoint
+            for method in route.methods or ()
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._straight.get((scope.get("method"), scope.get("path")))
+        if endpoint is None or b"%" in (scope.get("raw_path") or b""):
+            await super().__call__(scope, receive, send)
+        else:
+            await endpoint(scope, receive, send)
 
 
 class ExactPaths:

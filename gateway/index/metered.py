@@ -38,6 +38,10 @@ class MeteredIndex:
         """See ``PrefixIndex.remove_instance``."""
         self._inner.remove_instance(instance_id)
 
+    async def name_ahead(self, model: str, token_ids: Sequence[int], salt: str | None = None) -> None:
+        """See ``PrefixIndex.name_ahead``."""
+        await self._inner.name_ahead(model, token_ids, salt)
+
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
     ) -> dict[str, CacheHit]:

@@ -37,6 +37,12 @@ class LocalIndex:
         self._named: deque[tuple[Sequence[int], bytes, Sequence[int]]] = deque(maxlen=_PROMPTS_KEPT)
         self._seed = lru_cache(_SEEDS_KEPT)(lambda model, lora, salt: chain_seed(model, lora, salt, key))
 
+    async def name_ahead(self, model: str, token_ids: Sequence[int], salt: str | None = None) -> None:
+        """See ``PrefixIndex.name_ahead``."""
+        seed = self._seed(model, None, salt)
+        if len(token_ids) > _INLINE_TOKENS and self._find_named(token_ids, seed) is None:
+            self._named.append((token_ids, seed, await asyncio.to_thread(hash_blocks, token_ids, seed)))
+
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
     ) -> dict[str, CacheHit]:
@@ -65,12 +71,17 @@ class LocalIndex:
 
     def _name_blocks(self, token_ids: Sequence[int], seed: bytes) -> Sequence[int]:
         """Name a prompt's blocks; each leg of a request asks with the same prompt again."""
-        for ids, known_seed, block_keys in self._named:
-            if ids is token_ids and known_seed == seed and len(block_keys) == len(ids) // BLOCK_TOKENS:
-                return block_keys
+        if (known := self._find_named(token_ids, seed)) is not None:
+            return known
         block_keys = hash_blocks(token_ids, seed)
         self._named.append((token_ids, seed, block_keys))
         return block_keys
+
+    def _find_named(self, token_ids: Sequence[int], seed: bytes) -> Sequence[int] | None:
+        for ids, known_seed, block_keys in self._named:
+            if ids is token_ids and known_seed == seed and len(block_keys) == len(ids) // BLOCK_TOKENS:
+                return block_keys
+        return None
 
     def _share_note(self, spec: CacheSpec, rank: int, block_keys: Sequence[int]) -> None:
         """Tell other processes, if there are any, of predicted blocks."""
@@ -89,6 +100,8 @@ class LocalIndex:
 _NOTES_QUEUED = 1_000
 _GATHERED_S = 0.02
 """Notes that come within it are one step of Redis, and one read of every process that follows."""
+_INLINE_TOKENS = 100_000
+"""Longer prompts are named beside the event loop: a millisecond or two."""
 _PROMPTS_KEPT = 8
 """Whose blocks were named last: requests are set up one after another, and their legs soon follow."""
 _NEWS_SHARE = 0.1

@@ -83,7 +83,7 @@ class IndexStats:
 class PrefixIndex(Protocol):
     """What every instance has cached, by prefix.
 
-    All methods but ``start`` and ``aclose`` are local and never wait; call them on the event loop's thread.
+    All methods but ``start``, ``name_ahead`` and ``aclose`` are local and never wait; call them on the loop's thread.
     Every implementation passes ``tests/conformance/index_suite.py``.
     """
 
@@ -101,6 +101,10 @@ class PrefixIndex(Protocol):
 
     def remove_instance(self, instance_id: str) -> None:
         """Forget an instance and its entries. Unknown ids are ignored."""
+        ...
+
+    async def name_ahead(self, model: str, token_ids: Sequence[int], salt: str | None = None) -> None:
+        """Do beside the event loop what takes long of the next ``lookup`` of a long prompt, this very sequence."""
         ...
 
     def lookup(

@@ -47,12 +47,15 @@ class Use:
 
     def add(self, other: "Use") -> None:
         """Count another use too."""
-        for one in fields(Use):
-            setattr(self, one.name, getattr(self, one.name) + getattr(other, one.name))
+        for name, amount in other.amounts().items():
+            setattr(self, name, getattr(self, name) + amount)
 
     def amounts(self) -> dict[str, float]:
         """What is above 0, by name."""
-        return {one.name: value for one in fields(Use) if (value := getattr(self, one.name))}
+        return {name: amount for name in AMOUNTS if (amount := getattr(self, name))}
+
+
+AMOUNTS = tuple(one.name for one in fields(Use))
 
 
 @dataclass(slots=True)
@@ -183,11 +186,10 @@ async def read_usage(
         for hour in range(first_hour, last_hour + 1):
             pipeline.hgetall(_key(prefix, tenant, hour))
         hours = await pipeline.execute()
-    names = {one.name for one in fields(Use)}
     for amounts in hours:
         for packed, amount in amounts.items():
             name, _, model = packed.decode().partition(":")
-            if name in names:
+            if name in AMOUNTS:
                 use = found.setdefault(model, Use())
                 setattr(use, name, getattr(use, name) + (float(amount) if name == "cost" else int(float(amount))))
     return found

@@ -173,9 +173,10 @@ class OperatorView:
         }
 
     def _link(self, link: Link) -> dict[str, Any]:
-        view, models = link.view(), self._router.models
+        view, models, sizes = link.view(), self._router.models, self._router.sizes
         carried = [name for name in self._status.served if self._router.links.get(*link.route, name) is link]
-        typical = max((models[name].kv_bytes_per_token for name in carried), default=0) * TYPICAL_PROMPT_TOKENS
+        typical = max((sizes.of(name, models[name].kv_bytes_per_token) for name in carried), default=0)
+        typical *= TYPICAL_PROMPT_TOKENS
         rate = view.rate_bytes_per_s
         return {
             "source": link.source,
@@ -206,7 +207,7 @@ class OperatorView:
             "singular_used": round(use.used, 2),
             "singular_total": round(use.total, 2),
             "singular_budget": rules.singular.budget if rules else None,
-            "kv_bytes_per_token": self._router.models[name].kv_bytes_per_token,
+            "kv_bytes_per_token": self._router.sizes.of(name, self._router.models[name].kv_bytes_per_token),
             "valleys": {
                 id_: [[one.from_tokens, one.to_tokens, one.better_tokens] for one in find_valleys(curve)]
                 for id_, curve in curves.items()

@@ -3,11 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
 
 from backends.errors import BackendError
+from backends.types import LegChunk
 from gateway.fleet.pools import Instance
 from gateway.relay.legs import build_align_leg
 from gateway.relay.types import GenerationRequest
@@ -84,13 +84,16 @@ class Aligner:
             self.drop("transfer")
             return
         leg = job.main.fit(build_align_leg(job.request, job.log, job.rules, job.rank))
+        cached_tokens = None
+
+        def take(chunk: LegChunk) -> None:
+            nonlocal cached_tokens
+            if chunk.usage is not None and chunk.usage.cached_tokens is not None:
+                cached_tokens = chunk.usage.cached_tokens
+
         try:
             with job.main.occupied(job.rank):
-                async with aclosing(job.main.engine.generate(leg)) as stream:
-                    cached_tokens = None
-                    async for chunk in stream:
-                        if chunk.usage is not None and chunk.usage.cached_tokens is not None:
-                            cached_tokens = chunk.usage.cached_tokens
+                await job.main.engine.generate(leg, take)
             job.note_taken(cached_tokens)
         except BackendError as error:
             self.drop("leg")

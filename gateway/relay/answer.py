@@ -39,7 +39,6 @@ from gateway.relay.splice_events import (
     LegId,
     LegKind,
     LegTokens,
-    Phase,
     RetryDue,
     RetryLater,
     StartLeg,
@@ -65,6 +64,7 @@ class RelayAnswer:
         self._splice = Splice(plan.terms)
         self._outbox = Outbox(plan.reserve_s, pools.clock, self._give)
         self._transfer = KvTransfer(plan, record, self._feed, self._aim)
+        self._transfer.is_prefilled = not plan.plan.has_prefill
         self._legs = Legs(plan, failover, pools, record, self._feed, self._stored)
         self._loop = asyncio.get_running_loop()
         self._over: asyncio.Future[Exception | None] = self._loop.create_future()
@@ -143,7 +143,7 @@ class RelayAnswer:
     def _obey(self, action: Action) -> None:
         match action:
             case Tokens():
-                if not self._outbox.hold_back(action, filling=self._splice.phase is Phase.CATCH_UP):
+                if not self._outbox.hold_back(action, self._splice.phase):
                     self._give(action)
             case StartLeg():
                 self._legs.start(action, self._splice.log)

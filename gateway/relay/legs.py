@@ -3,12 +3,13 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
+from backends.base import Room
 from backends.errors import BackendError, EngineRejected, EngineTimeout, EngineUnavailable
-from backends.types import EngineFinish, LegRequest, LegUsage, Sampling
+from backends.types import EngineFinish, LegChunk, LegRequest, LegUsage, Sampling
 from gateway.fleet.pools import Instance, Pools
 from gateway.relay.answer_plan import AnswerPlan
 from gateway.relay.failover import Failover
@@ -25,7 +26,7 @@ from gateway.relay.splice_events import (
     StartLeg,
 )
 from gateway.relay.timeouts import FirstTokenTimeouts
-from gateway.relay.types import GenerationRequest, Room, Tokens
+from gateway.relay.types import GenerationRequest, Tokens
 from policies.rules import RelayRules
 from policies.types import Role
 
@@ -102,14 +103,16 @@ class LegPace:
 
     instance: Instance
     start: StartLeg
-    started_s: float
     lacking_tokens: int = 0
     is_first_extend: bool = False
+    started_s: float = 0.0
     first_s: float | None = None
     last_s: float = 0.0
     tokens: int = 0
 
-    def __post_init__(self) -> None:
+    def wait(self, now_s: float) -> None:
+        """The engine is asked."""
+        self.started_s = now_s
         self.instance.extending_tokens += self.lacking_tokens
 
     def begin(self, now_s: float) -> None:
@@ -143,9 +146,31 @@ class LegPace:
 class _Running:
     start: StartLeg
     instance: Instance
-    task: asyncio.Task[None]
+    request: LegRequest
+    pace: LegPace
+    role: str
+    position: int
+    """Of the next id."""
+    watch: Callable[[int | None], None] | None
+    """Is told what of the KV that crossed the engine took."""
+    task: asyncio.Task[None] = field(init=False)
     has_answered: bool = False
     said_last: bool = False
+    is_closed: bool = False
+    cached_tokens: int | None = None
+
+
+class _Closed:
+    """The room of a leg that was closed: its engine is not read on until it is cancelled. A ``Room``."""
+
+    def is_set(self) -> bool:
+        return False
+
+    async def wait(self) -> object:
+        return await asyncio.get_running_loop().create_future()
+
+
+CLOSED = _Closed()
 
 
 class Legs:
@@ -167,6 +192,7 @@ class Legs:
         self._plan = plan
         self._failover = failover
         self._pools = pools
+        self._clock = pools.clock
         self._record = record
         self._feed = feed
         self._stored = stored
@@ -196,18 +222,19 @@ class Legs:
         if self._lease is not None:
             request = self._lease.apply(request, start)
         self._record.leg_started(start, instance.spec.id, instance.spec.cost_per_s, rank)
-        task = asyncio.create_task(self._run(start, instance, instance.fit(request)))
-        self._tasks.add(task)
+        leg = self._running[start.leg] = self._make_leg(start, instance, instance.fit(request))
+        leg.task = asyncio.create_task(self._run(leg))
+        self._tasks.add(leg.task)
         if start.kind is LegKind.PREFILL:
-            self._prefill = task
-        self._running[start.leg] = _Running(start, instance, task)
-        task.add_done_callback(lambda done: self._on_done(start.leg, done))
+            self._prefill = leg.task
+        leg.task.add_done_callback(partial(self._on_done, start.leg))
 
     def close(self, leg: LegId) -> None:
         """Abort a leg; one that said its last word may end by itself."""
         running = self._running.pop(leg, None)
         if running is None:
             return
+        running.is_closed = True
         if running.said_last:
             self._draining.add(running.task)
             running.task.add_done_callback(self._draining.discard)
@@ -263,10 +290,11 @@ class Legs:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _run(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
+    async def _run(self, leg: _Running) -> None:
+        start, instance = leg.start, leg.instance
         try:
-            with instance.occupied(request.data_parallel_rank):
-                await self._read(start, instance, request)
+            with instance.occupied(leg.request.data_parallel_rank):
+                await self._read(leg)
         except BackendError as error:
             self.last_failure = error
             if isinstance(error, EngineUnavailable) and error.retry_after_s is not None:
@@ -293,62 +321,61 @@ class Legs:
             log.error("leg %s of %s ended by %s", leg, self._plan.request.request_id, type(error).__name__)
             self._feed(LegFailed(leg))
 
-    async def _read(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
-        pace, role, clock = self._make_pace(start, instance), instance.spec.role.value, self._pools.clock
-        position = start.base
-        watch = self.watch_kv(instance) if start.kv_expected and ROLE_OF[start.kind] is Role.MD else None
-        cached_tokens = None
+    async def _read(self, leg: _Running) -> None:
+        leg.pace.wait(self._pools.clock())
         try:
-            async with aclosing(instance.engine.generate(request)) as stream:
-                async for chunk in stream:
-                    if chunk.kv_ticket is not None and self._lease is not None:
-                        self._lease.note(chunk.kv_ticket)
-                    if chunk.usage is not None:
-                        self._note_usage(start, chunk.usage)
-                        if chunk.usage.cached_tokens is not None:
-                            cached_tokens = chunk.usage.cached_tokens
-                    ids = chunk.token_ids
-                    if ids:
-                        pace.last_s = clock()
-                        pace.tokens += len(ids)
-                        if pace.first_s is None:
-                            pace.begin(pace.last_s)
-                            self._on_first(start, instance, request)
-                    finish = chunk.finish_reason and FINISHES.get(chunk.finish_reason)
-                    if finish and start.leg in self._running:
-                        self._running[start.leg].said_last = True
-                    if ids or finish:
-                        tokens = Tokens(position, ids, chunk.logprobs, role, instance.spec.id)
-                        position += len(ids)
-                        self._feed(LegTokens(start.leg, tokens, finish))
-                        if finish:
-                            continue
-                        if start.leg not in self._running:
-                            await asyncio.sleep(0)  # closed by its own tokens: it is cancelled before it reads on
-                        if not self.room.is_set():
-                            await self.room.wait()
+            await leg.instance.engine.generate(leg.request, partial(self._take, leg))
         finally:
-            pace.end()
-            if watch is not None and pace.first_s is not None:
-                watch(cached_tokens)
+            leg.pace.end()
+            if leg.watch is not None and leg.pace.first_s is not None:
+                leg.watch(leg.cached_tokens)
 
-    def _on_first(self, start: StartLeg, instance: Instance, request: LegRequest) -> None:
-        self._pools.report_success(instance)
-        if start.leg in self._running:
-            self._running[start.leg].has_answered = True
-        self._timeouts.note_answer(start, instance)
-        self._plan.outcome.held(instance.spec.id, request.prompt, request.data_parallel_rank)
+    def _take(self, leg: _Running, chunk: LegChunk) -> Room | None:
+        """Feed what an engine says, in the turn in which it comes."""
+        if leg.is_closed and not leg.said_last:
+            return CLOSED
+        if chunk.kv_ticket is not None and self._lease is not None:
+            self._lease.note(chunk.kv_ticket)
+        if chunk.usage is not None:
+            self._note_usage(leg, chunk.usage)
+        ids, finish = chunk.token_ids, None
+        if ids:
+            pace = leg.pace
+            pace.last_s = self._clock()
+            pace.tokens += len(ids)
+            if pace.first_s is None:
+                pace.begin(pace.last_s)
+                self._on_first(leg)
+        if chunk.finish_reason is not None and (finish := FINISHES.get(chunk.finish_reason)):
+            leg.said_last |= not leg.is_closed
+        if ids or finish:
+            tokens = Tokens(leg.position, ids, chunk.logprobs, leg.role, leg.instance.spec.id)
+            leg.position += len(ids)
+            self._feed(LegTokens(leg.start.leg, tokens, finish))
+            if leg.is_closed and not leg.said_last:
+                return CLOSED
+        return None if self.room.is_set() or leg.said_last else self.room
 
-    def _make_pace(self, start: StartLeg, instance: Instance) -> LegPace:
-        if ROLE_OF[start.kind] is not Role.MD:
-            return LegPace(instance, start, self._pools.clock())
-        lacking_tokens = self._timeouts.lacking_tokens(start, instance)
-        is_first = not self._timeouts.knows(instance)
-        return LegPace(instance, start, self._pools.clock(), lacking_tokens, is_first)
+    def _on_first(self, leg: _Running) -> None:
+        self._pools.report_success(leg.instance)
+        leg.has_answered = True
+        self._timeouts.note_answer(leg.start, leg.instance)
+        self._plan.outcome.held(leg.instance.spec.id, leg.request.prompt, leg.request.data_parallel_rank)
 
-    def _note_usage(self, start: StartLeg, usage: LegUsage) -> None:
-        self._record.leg_usage(start, usage)
-        if start.kind is LegKind.PREFILL:
+    def _make_leg(self, start: StartLeg, instance: Instance, request: LegRequest) -> _Running:
+        is_main = ROLE_OF[start.kind] is Role.MD
+        pace = LegPace(instance, start)
+        if is_main:
+            pace.lacking_tokens = self._timeouts.lacking_tokens(start, instance)
+            pace.is_first_extend = not self._timeouts.knows(instance)
+        watch = self.watch_kv(instance) if start.kv_expected and is_main else None
+        return _Running(start, instance, request, pace, instance.spec.role.value, start.base, watch)
+
+    def _note_usage(self, leg: _Running, usage: LegUsage) -> None:
+        self._record.leg_usage(leg.start, usage)
+        if usage.cached_tokens is not None:
+            leg.cached_tokens = usage.cached_tokens
+        if leg.start.kind is LegKind.PREFILL:
             self.prefill_usage = usage
             self._tell_of_prefill()
 

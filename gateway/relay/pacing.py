@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gateway.errors import GatewayError
+from gateway.relay.splice_events import Phase
 from gateway.relay.types import Finish, Tokens
 
 STRETCH = 1.3
@@ -61,10 +62,12 @@ class Outbox:
         self._give = give
         self._timer: asyncio.TimerHandle | None = None
 
-    def hold_back(self, tokens: Tokens, *, filling: bool) -> bool:
-        """Say whether tokens are given later, when the pacer says, and not now; ``filling``: MD is catching up."""
+    def hold_back(self, tokens: Tokens, phase: Phase) -> bool:
+        """Say whether tokens are given later, when the pacer says, and not now."""
+        if phase is Phase.MAIN and not self._waiting:
+            return False
         now_s = self._clock()
-        due_s = self._pacer.schedule(now_s, len(tokens.ids), filling=filling)
+        due_s = self._pacer.schedule(now_s, len(tokens.ids), filling=phase is Phase.CATCH_UP)
         if due_s <= now_s and not self._waiting:
             return False
         self._hold(due_s, tokens)

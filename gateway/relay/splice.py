@@ -28,8 +28,10 @@ Rules.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
+
+import msgspec
 
 from backends.types import TransferPriority
 from gateway.relay.splice_events import (
@@ -189,7 +191,8 @@ class Splice:
         fitting, is_ended = self._fit(tokens.ids, min(room, 1 + count - leg.received) if leg.brief else room)
         if count > fitting:
             self.discarded_tokens += count - fitting
-            tokens = replace(tokens, ids=tokens.ids[:fitting], logprobs=tokens.logprobs and tokens.logprobs[:fitting])
+            kept = tokens.logprobs and tokens.logprobs[:fitting]
+            tokens = msgspec.structs.replace(tokens, ids=tokens.ids[:fitting], logprobs=kept)
         if tokens.ids:
             self._writer = event.leg
             self._attempts = 0

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NewType, TypeAlias
 
+import msgspec
+
 from gateway.relay.types import Tokens
 
 LegId = NewType("LegId", int)
@@ -48,8 +50,7 @@ class KvState(Enum):
 # Events: what happened.
 
 
-@dataclass(frozen=True, slots=True)
-class LegTokens:
+class LegTokens(msgspec.Struct, frozen=True):
     """A leg returned ids, which may be none; ``finish`` when its last id ended it."""
 
     leg: LegId

@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import msgspec
+
+from backends.base import Room
 from backends.types import Sampling, TokenLogprob
 from gateway.fleet.blame import Culprit
 from gateway.telemetry.trace_context import TraceContext
@@ -48,8 +51,7 @@ class GenerationRequest:
         return Culprit(self.part_of or self.request_id, self.tenant)
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(msgspec.Struct, frozen=True):
     """Ids of output positions ``position .. position + len(ids) - 1``, and who made them.
 
     One value from the engine's answer to the client's: the splice judges it, and lets it pass or cuts it short.
@@ -75,18 +77,6 @@ class Finish:
     stop_reason: int | None
     completion_tokens: int
     cached_tokens: int | None
-
-
-class Room(Protocol):
-    """Whether a reader is near; ``asyncio.Event`` is one."""
-
-    def is_set(self) -> bool:
-        """Say whether it can take more."""
-        ...
-
-    async def wait(self) -> object:
-        """Wait until it can."""
-        ...
 
 
 class AnswerSink(Protocol):

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from gateway.text.stops import StopMatcher
 from gateway.text.vocabulary import Vocabulary
 
@@ -163,8 +165,7 @@ class TextOptions:
     """Texts of tokens that are no text for a client, but for who reads the message's parts from it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What some ids added: ``ids`` up to the one that completed a stop string, and their offsets in the text."""
 
     text: str
@@ -182,6 +183,7 @@ class OutputText:
             skip_special_tokens=options.skip_special_tokens,
             spaces_between_special_tokens=options.spaces_between_special_tokens,
         )
+        self._detokenise = self._detokeniser.push
         self._stops = StopMatcher(options.stop, include_stop_str_in_output=options.include_stop_str_in_output)
         self._options = options
         self._terminator: int | None = None
@@ -207,7 +209,7 @@ class OutputText:
             offsets.append(self._made_characters)
             if token_id in self._options.terminators:
                 self._terminator = token_id
-            elif made := self._make(token_id):
+            elif made := self._make(token_id) if self._options.shown else self._detokenise(token_id):
                 if self._options.stop:
                     text += self._match(made)
                 else:

@@ -106,6 +106,7 @@ class OneTemplate:
         try:
             tree = environment.parse(source)
             self.code = environment.from_string(source)
+            self.code.globals = dict(self.code.globals)  # it is copied for each prompt, which takes long in layers
         except TemplateSyntaxError as error:
             raise TemplateRejected(f"chat template, line {error.lineno}: {error.message}") from error
         self.takes_parts = takes_parts(tree)

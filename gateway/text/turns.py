@@ -12,13 +12,15 @@ Else the rendered text alone counts, as engines read it: the template leaves out
 them back, a message was changed, a call was made under a grammar.
 """
 
+import asyncio
 import hashlib
+import json
 import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -33,6 +35,7 @@ Said = tuple[str, str, tuple[tuple[str, str], ...]]
 DIGEST_BYTES = 16
 MEMORY_BYTES = 64 << 20
 ENTRY_BYTES = 300
+INLINE_BYTES = 64 << 10
 LOOKED_AT = 3
 """So many answers of a conversation, the last ones, are looked for: a client may have taken back the very last."""
 
@@ -65,10 +68,23 @@ class ModelWords:
     """Texts of the tokens that end an answer, by id."""
 
 
-class TurnMemory:
-    """Kept turns, those that were not used for longest go first. Thread-safe."""
+class SharedTurns(Protocol):
+    """What processes tell each other of turns."""
 
-    def __init__(self, limit_bytes: int = MEMORY_BYTES) -> None:
+    async def find(self, key: TurnKey) -> KeptTurn | None:
+        """Return what another process has told; None also where that cannot be found out now."""
+        ...
+
+    def tell(self, key: TurnKey, turn: KeptTurn) -> None:
+        """Let others know, some time."""
+        ...
+
+
+class TurnMemory:
+    """Kept turns, those that were not used for longest go first. Thread-safe. ``shared``: with other processes."""
+
+    def __init__(self, limit_bytes: int = MEMORY_BYTES, shared: SharedTurns | None = None) -> None:
+        self.shared = shared
         self._limit_bytes = limit_bytes
         self._turns: OrderedDict[TurnKey, KeptTurn] = OrderedDict()
         self._lock = threading.Lock()
@@ -118,6 +134,20 @@ class OngoingTurn:
         self._text = (0, b"")
         self._prompt: Ids = array("I")
 
+    async def recall(self, size_bytes: int) -> None:
+        """Learn of other processes what is not known here. ``size_bytes``: about how much the messages are."""
+        shared = self._memory.shared
+        if shared is None:
+            return
+        find = self._find_keys
+        keys = find() if size_bytes <= INLINE_BYTES else await asyncio.to_thread(find)
+        for key in keys:
+            if self._memory.get(key) is not None:
+                return
+            if (turn := await shared.find(key)) is not None:
+                self._memory.put(key, turn)
+                return
+
     def begin(self, text: str) -> tuple[Ids, int] | None:
         """Return the ids that a prompt begins with, and where in its text they end; None: nothing fits."""
         keys = self._find_keys()
@@ -141,16 +171,20 @@ class OngoingTurn:
         ends = self._words.ends
         end = ends.get(last)
         if self._key and end is not None and ends.keys().isdisjoint(written):
-            self._memory.put(self._key, KeptTurn(self._prompt, array("I", written), *self._text, end))
+            turn = KeptTurn(self._prompt, array("I", written), *self._text, end)
+            self._memory.put(self._key, turn)
+            if self._memory.shared is not None:
+                self._memory.shared.tell(self._key, turn)
 
     def _find_keys(self) -> list[TurnKey]:
         """Find the keys of the conversation's last answers, the very last first, and of the one to come."""
-        chain = hashlib.blake2b(orjson.dumps(list(self._scope)), digest_size=DIGEST_BYTES)
+        # The slower library takes whatever a client's JSON may hold: numbers of any size, halves of characters.
+        chain = hashlib.blake2b(json.dumps(self._scope).encode(), digest_size=DIGEST_BYTES)
         keys: list[TurnKey] = []
         for message in self._messages:
             if message.get("role") == "assistant":
                 keys.append(chain.digest())
-            chain.update(orjson.dumps(message))
+            chain.update(json.dumps(message).encode())
         self._key = chain.digest()
         return keys[: -LOOKED_AT - 1 : -1]
 

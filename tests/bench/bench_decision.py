@@ -31,6 +31,7 @@ from tests.gateway.relay.stage import LinkedPath
 
 MODEL = "m"
 PROMPT_TOKENS = 65_536
+CONTEXT_TOKENS = 1 << 21
 BLOCKS = PROMPT_TOKENS // BLOCK_TOKENS
 OTHER_BLOCKS = 16_000
 ROLES = (Role.P,) * 24 + (Role.RLD,) * 8 + (Role.MD,) * 32
@@ -55,15 +56,17 @@ class HashedIndex(KnownIndex):
         return self._mirror.hits(model, self._keys, len(token_ids))
 
 
-def build_index(rng: random.Random) -> HashedIndex:
-    """64 instances that hold between none and all of the prompt, among other blocks."""
+def build_index(
+    rng: random.Random, roles: Sequence[Role] = ROLES, blocks: int = BLOCKS, other_blocks: int = OTHER_BLOCKS
+) -> HashedIndex:
+    """Instances that hold between none and all of a prompt's ``blocks``, among others."""
     mirror = Mirror(time.monotonic, lambda: None)
-    keys = [rng.getrandbits(64) for _ in range(BLOCKS)]
-    for number, role in enumerate(ROLES):
+    keys = [rng.getrandbits(64) for _ in range(blocks)]
+    for number, role in enumerate(roles):
         spec = CacheSpec(name_of(role, number), MODEL, BLOCK_TOKENS, (EventSource("tcp://127.0.0.1:1"),))
         mirror.admit(spec)
-        others = [rng.getrandbits(64) for _ in range(OTHER_BLOCKS)]
-        mirror.apply(spec.id, 0, CacheDelta(held=keys[: rng.randrange(BLOCKS)] + others))
+        others = [rng.getrandbits(64) for _ in range(other_blocks)]
+        mirror.apply(spec.id, 0, CacheDelta(held=keys[: rng.randrange(blocks)] + others))
         mirror.set_known(spec.id, True)
     return HashedIndex(mirror, keys)
 
@@ -78,20 +81,20 @@ def build_instance(role: Role, number: int) -> Instance:
     name, region = name_of(role, number), f"{'b' if role is Role.MD else 'a'}{number % 2}"
     curve = CURVE if role is Role.P else None
     spec = InstanceSpec(name, role, MODEL, region, "http://127.0.0.1:1", 256, curve)
-    known = Capabilities((MODEL,), 131_072, BLOCK_TOKENS, streams_token_ids=True)
+    known = Capabilities((MODEL,), CONTEXT_TOKENS, BLOCK_TOKENS, streams_token_ids=True)
     return Instance(spec, VllmEngine(name, spec.url), known, reachable=True)
 
 
-def build_service(rng: random.Random) -> Router:
+def build_service(rng: random.Random, index: HashedIndex, roles: Sequence[Role] = ROLES) -> Router:
     """The gateway's own decision maker: two P regions, each linked to two MD regions."""
     links = [Link(a, b, LinkedPath(), KvBook(), 1e9) for a in ("a0", "a1") for b in ("b0", "b1")]
     metrics = Metrics()
     return Router(
-        models={MODEL: ModelFacts(50_000, ContextLength(131_072), cache_effective=True, kv_name=MODEL)},
-        pools=Pools([build_instance(role, number) for number, role in enumerate(ROLES)], time.monotonic),
+        models={MODEL: ModelFacts(50_000, ContextLength(CONTEXT_TOKENS), cache_effective=True, kv_name=MODEL)},
+        pools=Pools([build_instance(role, number) for number, role in enumerate(roles)], time.monotonic),
         links=Links(links, 60.0),
         trust=KvTrust(time.monotonic, metrics),
-        index=build_index(rng),
+        index=index,
         rulebook=RuleBook(Rules()),
         learning=Learning(time.monotonic),
         sessions=Sessions(),
@@ -116,7 +119,7 @@ def vary_loads(service: Router, rng: random.Random, instances: Sequence[Instance
 def run() -> dict[str, float]:
     """Return medians over random loads: ``decision_us`` from the request to its plan, and the index walk in it."""
     rng = random.Random(7)
-    service, rules = build_service(rng), Rules()
+    service, rules = build_service(rng, build_index(rng)), Rules()
     request = GenerationRequest("r", MODEL, [0] * PROMPT_TOKENS, 1024)
     times: dict[str, list[float]] = {"decision_us": [], "decision_walk_us": []}
 

@@ -79,7 +79,7 @@ async def ask(
         value = await parse(body)
         prepared = await prepare(value, len(body), models, Caller("tenant"))
         request = prepared.requests[0]
-        await asyncio.sleep(0)
+        await index.name_ahead("m", request.prompt, "salt")
         index.lookup("m", request.prompt, "salt")
         await asyncio.sleep(0)
         encode_leg(LegRequest("r", "m", request.prompt, 5))

@@ -11,7 +11,7 @@ import contextlib
 import multiprocessing
 import statistics
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol, cast
 
@@ -100,6 +100,17 @@ class RivalAnswer:
         self.deadline_s = 0.0
         """Nobody looks at it: deadlines are the rival's own affair."""
 
+    async def read(self) -> bytes:
+        """Return the next piece."""
+        raise NotImplementedError
+
+    async def pump(self, take: Callable[[bytes], object]) -> object:
+        """Give ``take`` each piece until it answers."""
+        while piece := await self.read():
+            if (found := take(piece)) is not None:
+                return found
+        return None
+
     def finish(self) -> None:
         """Keep the connection."""
         self.is_over = True
@@ -111,7 +122,10 @@ class AiohttpAnswer(RivalAnswer):
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         super().__init__(response.status, response.headers["Content-Type"])
         self._response = response
-        self.read = response.content.readany
+
+    async def read(self) -> bytes:
+        """Return the next piece."""
+        return await self._response.content.readany()
 
     async def aclose(self) -> None:
         """Read the rest of the framing, without which the connection is not used again; or close it."""
@@ -189,8 +203,10 @@ async def run_leg(client: Client, chunks: int, is_paced: bool) -> None:
     """One leg to its end."""
     leg = LegRequest("bench", "demo-model", [1, 2, 3], chunks, priority=int(is_paced))
     origin, decoder = cast(HttpOrigin, client), CompletionDecoder(None)
-    stream = stream_leg(origin, "/v1/completions", encode_leg(leg), leg, decoder, lambda: None)
-    assert sum([len(chunk.token_ids) async for chunk in stream]) == chunks
+    ids: list[int] = []
+    take = lambda chunk: ids.extend(chunk.token_ids)  # noqa: E731
+    await stream_leg(origin, "/v1/completions", encode_leg(leg), leg, decoder, take, lambda: None)
+    assert len(ids) == chunks
 
 
 async def cost_us(client: Client, legs: int, chunks: int, is_paced: bool) -> float:

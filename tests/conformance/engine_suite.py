@@ -9,13 +9,15 @@ function of the ids so far.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from backends.base import Engine
 from backends.errors import EngineRejected, EngineUnavailable
 from backends.types import LegChunk, LegRequest, Sampling
+from tests.fakes.legs import collect, open_leg
 
 GREEDY = Sampling(temperature=0.0, ignore_eos=True)
 
@@ -35,11 +37,6 @@ class EngineCase:
     ) -> LegRequest:
         """A leg of this case's model."""
         return LegRequest("conformance", self.model, prompt, max_tokens, min_tokens, sampling)
-
-
-async def collect(engine: Engine, leg: LegRequest) -> list[LegChunk]:
-    """Run a leg to its end."""
-    return [chunk async for chunk in engine.generate(leg)]
 
 
 def ids_of(chunks: list[LegChunk]) -> tuple[int, ...]:
@@ -89,7 +86,7 @@ class EngineSuite:
         """A leg for the first data-parallel rank gives what any leg gives, also where there are no ranks."""
         leg = case.leg(case.prompt, 6)
         whole = ids_of(await collect(case.engine, leg))
-        assert ids_of(await collect(case.engine, replace(leg, data_parallel_rank=0))) == whole
+        assert ids_of(await collect(case.engine, msgspec.structs.replace(leg, data_parallel_rank=0))) == whole
 
     async def test_concurrent_legs_do_not_mix(self, case: EngineCase) -> None:
         """Several legs at once give what they give one by one."""
@@ -132,7 +129,7 @@ class EngineSuite:
     async def test_closing_a_leg_aborts_it(self, case: EngineCase) -> None:
         """A leg that is closed after its first ids stops running on the engine."""
         limit = case.max_model_len - len(case.prompt)
-        leg = case.engine.generate(case.leg(case.prompt, limit))
+        leg = open_leg(case.engine, case.leg(case.prompt, limit))
         assert (await anext(leg)).token_ids
         await leg.aclose()
         await idle(case.engine)
@@ -142,11 +139,7 @@ class EngineSuite:
         limit = case.max_model_len - len(case.prompt)
         started = asyncio.Event()
 
-        async def run() -> None:
-            async for _ in case.engine.generate(case.leg(case.prompt, limit)):
-                started.set()
-
-        task = asyncio.create_task(run())
+        task = asyncio.create_task(case.engine.generate(case.leg(case.prompt, limit), lambda chunk: started.set()))
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -174,7 +167,7 @@ class EngineSuite:
     async def test_load_counts_running_legs(self, case: EngineCase) -> None:
         """A leg shows in the load while it runs, and the KV use is a share."""
         await idle(case.engine)
-        leg = case.engine.generate(case.leg(case.prompt, case.max_model_len - len(case.prompt)))
+        leg = open_leg(case.engine, case.leg(case.prompt, case.max_model_len - len(case.prompt)))
         await anext(leg)
         load = await case.engine.load()
         assert load.running == 1

@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from backends.engines.reference.demo_model import MODEL_DIR
 from gateway.demo.cluster import MODEL, Cluster, ClusterPlan, run_cluster
+from gateway.operator.probe import probe_links
 from tests.compatibility import relayed_families
 from tests.e2e.figures import Figures
 from tests.e2e.kit import RATE_MBIT, VllmKit, free_gb
@@ -172,3 +173,23 @@ async def test_a_family_is_relayed_exactly(stage: Stage, figures: Figures) -> No
         assert cached >= full - 1
         answers.append(asked.ids)
     assert len(set(map(tuple, answers))) == len(answers)
+
+
+async def test_a_link_learns_a_family(stage: Stage) -> None:
+    """With a link that says nothing of the KV `pdd probe` learns the family's ranks and groups, and KV crosses."""
+    cluster = stage.regions.cluster
+    settings = _relay_beside_prefill(cluster)
+    (link,) = settings["links"]
+    silent = {key: link[key] for key in ("source", "dest", "bridge", "rate_mbit")}
+    changes = {"engines": settings["engines"]} | stage.family.changes(settings) | {"links": [silent]}
+    async with open_front(cluster, changes, seed=100) as regions:
+        gateway = regions.gateway
+        found = await probe_links(
+            gateway.served, gateway.pools, gateway.links, gateway.find_crossing, gateway.canary_tokens
+        )
+        assert {probe.model: probe.faults for probe in found} == {served: [] for served in stage.family.served}
+        for probe in found:
+            kv = gateway.links.all[0].kv.of(probe.model)
+            assert (kv.dialect, kv.chunk_tokens) == ("lmcache-mp", CHUNK_TOKENS)
+            assert kv.has_groups is (stage.name == "hybrid_groups")
+            assert (kv.world_size, kv.dest_world_size) == (2 if stage.name == "tp_reshard" else 1, 1)

@@ -28,7 +28,8 @@ _MAPPED = re.compile(rf" (\d+) +{SHARED}/")
 def main(url: str, ready_path: str, command: list[str]) -> None:
     """Run ``command`` until it ends or this process is told to end; does not return."""
     parent = os.getppid()
-    os.setsid()
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     segments: set[Path] = set()
     signal.signal(signal.SIGTERM, _raise_stop)
     die_with_parent(signal.SIGTERM, parent_pid=parent)

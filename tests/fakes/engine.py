@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import orjson
 
-from backends.engines.vllm_chat import TOKENIZE_PATH
+from backends.engines.vllm_chat import RENDER_PATH, TOKENIZE_PATH
 from backends.engines.vllm_generate import GENERATE_PATH
 from tests.fakes.loans import Loans
 from tests.fakes.script import (
@@ -92,6 +92,8 @@ class FakeEngine(AppServer):
         self.block_size_tokens = block_size_tokens
         self.api_key = api_key
         self.generates = generates
+        self.scale_out: int | None = None
+        """What it answers on these paths to a request without anything; None: by what it has."""
         self.event_sources = event_sources
         self.script = script or Script()
         self.scripts: deque[Script] = deque()
@@ -141,7 +143,10 @@ class FakeEngine(AppServer):
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
-        if scope["path"] == "/v1/completions" or (self.generates and scope["path"] == GENERATE_PATH):
+        if body == b"{}" and scope["path"] in (GENERATE_PATH, RENDER_PATH):
+            status = self.scale_out or (400 if self.generates and scope["path"] == GENERATE_PATH else 404)
+            await answer(send, status, error_body(status, "Field required"))
+        elif scope["path"] == "/v1/completions" or (self.generates and scope["path"] == GENERATE_PATH):
             if scope["method"] == "POST":
                 await self._completions(scope, body, receive, send)
             else:

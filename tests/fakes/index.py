@@ -24,6 +24,9 @@ class KnownIndex:
         """Forget an instance's hits."""
         self.hits.pop(instance_id, None)
 
+    async def name_ahead(self, model: str, token_ids: Sequence[int], salt: str | None = None) -> None:
+        """Nothing takes long."""
+
     def lookup(
         self, model: str, token_ids: Sequence[int], salt: str | None = None, lora: str | None = None
     ) -> dict[str, CacheHit]:

@@ -82,6 +82,7 @@ async def test_path_of_a_link(link: dict[str, Any], path_type: type) -> None:
         ),
         ({"bridge": URL, "models": ["other"]}, r"links\[0\].models: 'other' is not in models"),
         ({"bridge": URL, "models": []}, r"links\[0\].models"),
+        ({"bridge": URL, "name": "p1"}, r"links\[0\].name"),
         ({"bridge": URL, "hash_seed": 0}, r"links\[0\].hash_seed: dialect lmcache-mp has none"),
         ({"bridge": URL, "dialect": "lmcache", "hash_seed": -1}, r"links\[0\].hash_seed"),
         ({"bridge": URL, "dialect": "lmcache", "hash_seed": "random"}, r"it may be no_vllm - at .*hash_seed"),
@@ -105,10 +106,13 @@ def test_a_seed_can_be_learnt_by_canaries_only() -> None:
     ("links", "message"),
     [
         ([{}, {}], "'a->b' stands twice"),
-        ([{}, {"name": "other"}], r"links\[1\].models: a->b between the same regions is for all other models, too"),
         (
-            [{"name": "x", "models": ["demo"]}, {"name": "y", "models": ["demo"]}],
-            r"links\[1\].models: x between the same regions is for 'demo', too",
+            [{}, {"name": "a->b/other"}],
+            r"links\[1\].models: a->b between the same regions is for all other models, too",
+        ),
+        (
+            [{"name": "a->b/x", "models": ["demo"]}, {"name": "a->b/y", "models": ["demo"]}],
+            r"links\[1\].models: a->b/x between the same regions is for 'demo', too",
         ),
     ],
 )
@@ -123,11 +127,11 @@ def test_two_links_of_one_model_are_refused(links: list[dict[str, Any]], message
 def test_a_link_for_one_model_goes_before_that_for_all() -> None:
     """Each model's KV takes its own link, and the others' that which names none; each link has terms of its own."""
     settings = settings_of({"bridge": URL})
-    wide = {"source": "a", "dest": "b", "bridge": URL, "name": "wide", "models": ["other"], "chunk_tokens": 512}
+    wide = {"source": "a", "dest": "b", "bridge": URL, "name": "a->b/wide", "models": ["other"], "chunk_tokens": 512}
     raw = msgspec.to_builtins(settings)
     other = raw["models"][0] | {"name": "other"}
     settings = parse_settings(raw | {"models": [*raw["models"], other], "links": [*raw["links"], wide]})
     links = Links([build_link(one, Pools([], time.monotonic)) for one in settings.links], 60.0)
-    assert [links.of(model)["a", "b"].name for model in ("demo", "other", "third")] == ["a->b", "wide", "a->b"]
+    assert [links.of(model)["a", "b"].name for model in ("demo", "other", "third")] == ["a->b", "a->b/wide", "a->b"]
     assert [links.chunk_tokens(model) for model in ("demo", "other")] == [256, 512]
-    assert [one.name for one in find_carriers("other", settings.links)] == ["wide"]
+    assert [one.name for one in find_carriers("other", settings.links)] == ["a->b/wide"]

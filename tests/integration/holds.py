@@ -8,9 +8,10 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from backends.base import Engine
+from backends.base import Engine, Take
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest
 from tests.fakes.gates import HoldGate
+from tests.fakes.legs import open_leg
 
 Kind = Literal["prefill", "relay", "extend", "final", "warm"]
 HELD_AT_MOST_S = 60.0
@@ -84,14 +85,15 @@ class HeldEngine:
         """Name of the instance."""
         return self._engine.id
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    async def generate(self, leg: LegRequest, take: Take) -> None:
         """See ``Engine.generate``."""
         received = 0
         await _pass(self._holds.at(leg, received, unasked=True))
-        async with aclosing(self._engine.generate(leg)) as stream:
+        async with aclosing(open_leg(self._engine, leg)) as stream:
             while (chunk := await self._read(stream, leg, received)) is not None:
                 received += len(chunk.token_ids)
-                yield chunk
+                if (room := take(chunk)) is not None:
+                    await room.wait()
 
     async def probe(self) -> Capabilities:
         """See ``Engine.probe``."""

@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 WORDS, TOKENS = 300, 120
 PATIENCE_S = 30.0
+BLOCK_TOKENS = 16
 OTHER = "other"
 STORED = {MODEL: {"--kv-chunk": "96"}, OTHER: {"--kv-chunk": "128", "--kv-ranks": "2", "--dtype": "bfloat16"}}
 """What the models' engines are started with beside the defaults of ``pdd engine``."""
@@ -76,7 +77,8 @@ async def ask_exactly(regions: Regions, model: str, prefill: str, main: str, chu
     assert asked.ids == await run_alone(regions.cluster.children[prefill].url, model, asked.prompt_ids, TOKENS)
     full_tokens = len(asked.prompt_ids) // chunk_tokens * chunk_tokens
     assert full_tokens >= 3 * chunk_tokens
-    assert await regions.cluster.taken_from_store(main) - taken == full_tokens
+    # Prompts begin alike, so MD may have the first block of an earlier one.
+    assert full_tokens - BLOCK_TOKENS <= await regions.cluster.taken_from_store(main) - taken <= full_tokens
     return asked
 
 
@@ -125,8 +127,7 @@ async def tells_what_it_learnt(config: Path, settings: dict[str, Any], capsys: p
     assert found["link_says"].endswith("learnt of p1 and md1")
 
 
-@pytest.mark.parametrize("links", [1, 2])
-async def test_two_models_of_other_shapes_cross_between_two_regions(forker: Forker, links: int) -> None:
+async def test_two_models_of_other_shapes_cross_between_two_regions(forker: Forker) -> None:
     """Chunk size, dtype, ranks and bytes differ by model; each is relayed exactly, over one link or one for each."""
     plan = ClusterPlan(MODEL_DIR, rate_mbit=100.0, delay_ms=15.0, counts=(2, 2, 2), kit=StoringKit(forker))
     async with run_cluster(plan, lambda _: None) as cluster:
@@ -139,16 +140,22 @@ async def test_two_models_of_other_shapes_cross_between_two_regions(forker: Fork
             "canary_interval_s": 600,
             "models": [model, model | {"name": OTHER, "kv_dtype": "bfloat16"}],
             "engines": engines,
-            "links": [silent_link(cluster), silent_link(cluster, name="second", models=[OTHER])][:links],
         }
-        async with open_front(cluster, changes) as regions:
-            first, other = await learnt(regions, MODEL, 96), await learnt(regions, OTHER, 128)
-            assert (first.dtype, first.world_size, other.dtype, other.world_size) == ("float32", 1, "bfloat16", 2)
-            await asyncio.gather(
-                ask_exactly(regions, MODEL, "p1", "md1", 96), ask_exactly(regions, OTHER, "p2", "md2", 128)
-            )
-            assert regions.gateway.status.find_degraded() == []
-            sizes, facts = regions.gateway.sizes, regions.gateway.service.models
-            counted = [sizes.of(name, facts[name].kv_bytes_per_token) for name in (MODEL, OTHER)]
-            assert counted[0] == 2 * counted[1]
-            assert len(regions.gateway.links.all) == links
+        links = [silent_link(cluster), silent_link(cluster, name="a->b/second", models=[OTHER])]
+        for count in (1, 2):
+            await are_exact(cluster, changes | {"links": links[:count]}, seed=100 * count)
+
+
+async def are_exact(cluster: Cluster, changes: dict[str, Any], seed: int) -> None:
+    """Put a gateway before two models' engines: what each needs is learnt, and both are relayed at once."""
+    async with open_front(cluster, changes, seed) as regions:
+        first, other = await learnt(regions, MODEL, 96), await learnt(regions, OTHER, 128)
+        assert (first.dtype, first.world_size, other.dtype, other.world_size) == ("float32", 1, "bfloat16", 2)
+        await asyncio.gather(
+            ask_exactly(regions, MODEL, "p1", "md1", 96), ask_exactly(regions, OTHER, "p2", "md2", 128)
+        )
+        assert regions.gateway.status.find_degraded() == []
+        sizes, facts = regions.gateway.sizes, regions.gateway.service.models
+        counted = [sizes.of(name, facts[name].kv_bytes_per_token) for name in (MODEL, OTHER)]
+        assert counted[0] == 2 * counted[1]
+        assert len(regions.gateway.links.all) == len(changes["links"])

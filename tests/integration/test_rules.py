@@ -154,6 +154,7 @@ async def test_rules_change_the_next_request_everywhere(tmp_path: Path, capsys: 
     async with open_pair(tmp_path) as pair:
         assert await pair.plans() == {"relay relay_only"}
         assert await pair.rules("set", pipelines=["relay"]) == 0
+        assert capsys.readouterr().out.count("applied by process") == 2, "a change waits without being told to"
         begin_s = time.monotonic()
         assert await pair.rules("set", "--wait", **PINNED) == 0
         took_s = time.monotonic() - begin_s

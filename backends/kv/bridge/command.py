@@ -26,7 +26,12 @@ _MIB = 1 << 20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     defaults = BridgeLimits()
-    parser.add_argument("--source", required=True, metavar="URL", help="the sending region's store, across the link")
+    parser.add_argument(
+        "--source",
+        required=True,
+        metavar="URL",
+        help="the sending region's store, across the link; redis-cluster://HOST:PORT,HOST:PORT for a cluster",
+    )
     parser.add_argument("--dest", required=True, metavar="URL", help="the receiving region's store, near by")
     for store in ("source", "dest"):
         parser.add_argument(

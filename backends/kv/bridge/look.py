@@ -22,11 +22,17 @@ class CannotLook(Exception):
     """The store did not answer, or refuses to list its keys; the message says why."""
 
 
-async def find_keys(address: StoreAddress, markers: Sequence[str], silence_s: float) -> FoundKeys:
-    """Find the keys that hold one of ``markers``, with the sizes of their values. Raises CannotLook.
+async def find_keys(addresses: Sequence[StoreAddress], markers: Sequence[str], silence_s: float) -> FoundKeys:
+    """Find the keys of a store's servers that hold one of ``markers``, with their values' sizes. Raises CannotLook.
 
     A marker or two are looked for by the store itself, one after the other; of more the names of all keys come here.
     """
+    found = await asyncio.gather(*(_find_keys(address, markers, silence_s) for address in addresses))
+    keys = [key for one in found for key in one.keys]
+    return FoundKeys(keys[:MOST_FOUND], len(keys) <= MOST_FOUND and all(one.is_whole for one in found))
+
+
+async def _find_keys(address: StoreAddress, markers: Sequence[str], silence_s: float) -> FoundKeys:
     client = redis.asyncio.Redis(
         host=address.host,
         port=address.port,

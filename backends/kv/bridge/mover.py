@@ -4,8 +4,9 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
+from backends.kv.bridge.lines import Sender
 from backends.kv.bridge.pace import LinkPace, OrderMark
-from backends.kv.bridge.resp import CommandRefused, ConnectionLost, StoreAddress, StoreConnection
+from backends.kv.bridge.resp import CommandRefused, ConnectionLost, StoreAddress
 from backends.kv.bridge.schedule import TransferSchedule
 from backends.kv.bridge.stores import ChunkRefused, DestinationStore, Shard, SourceStore, make_shards
 from backends.kv.bridge.transfer import BridgeTransfer
@@ -32,7 +33,6 @@ class Mover:
     """Moves chunks from ``source`` to ``destination`` while ``run`` runs."""
 
     def __init__(self, source: StoreAddress, destination: StoreAddress, limits: BridgeLimits) -> None:
-        self._addresses: dict[StoreSide, StoreAddress] = {"source": source, "dest": destination}
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self.pace = LinkPace(max_window_bytes=limits.memory_bytes, rate_cap_bytes_per_s=limits.rate_cap_bytes_per_s)
@@ -49,7 +49,7 @@ class Mover:
         )
         self.transfers: dict[str, BridgeTransfer] = {}
         self.tally = BridgeCounts()
-        self._carriers: dict[ChunkFetch, StoreConnection] = {}
+        self._carriers: dict[ChunkFetch, Sender] = {}
         self._probe_now = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._chunk_bytes = 0
@@ -59,8 +59,8 @@ class Mover:
         """Work until cancelled; open transfers then fail."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            for line in (*self.source.lines, self.destination.line):
-                tasks.create_task(line.keep())
+            for store in (self.source, self.destination):
+                tasks.create_task(store.servers.keep())
             tasks.create_task(self._probe_forever())
             try:
                 await self._ping_forever()
@@ -133,19 +133,19 @@ class Mover:
         """How long a store may be silent."""
         return self._limits.silence_s
 
-    def address_of(self, side: StoreSide) -> StoreAddress:
-        """Where one of the two stores is."""
-        return self._addresses[side]
+    async def addresses_of(self, side: StoreSide) -> list[StoreAddress]:
+        """Where the servers of one of the two stores are."""
+        return await (self.source if side == "source" else self.destination).servers.addresses()
 
     @property
     def destination_up(self) -> bool:
         """Whether the receiving store answers."""
-        return self.destination.line.connection is not None
+        return self.destination.servers.are_up
 
     @property
     def link_up(self) -> bool:
         """Whether the sending store answers over the link."""
-        return self.source.control.connection is not None
+        return self.source.servers.are_up
 
     def _forget(self, transfer: BridgeTransfer) -> None:
         del self.transfers[transfer.id]
@@ -153,9 +153,9 @@ class Mover:
             transfer.task.cancel()
         orphans = self.schedule.close(transfer.id)
         for fetch in orphans:
-            connection = self._carriers.get(fetch)
-            if connection is not None:
-                connection.abort("its chunk is no longer wanted")
+            carrier = self._carriers.get(fetch)
+            if carrier is not None:
+                carrier.abort("its chunk is no longer wanted")
         if orphans:
             self._pump()
 
@@ -210,23 +210,23 @@ class Mover:
                 if self._pump_timer is None:
                     self._pump_timer = self._loop.call_later(wait_s, self._pump_late)
                 return
-            connection = self.source.idlest(spread)
-            if connection is None:
+            carrier = self.source.servers.carrier(spread)
+            if carrier is None:
                 return
             fetch = self.schedule.next_fetch(window_bytes)
             if fetch is None:
                 return
-            self._carriers[fetch] = connection
+            self._carriers[fetch] = carrier
             mark = self.pace.ordered(self._loop.time(), fetch.size_bytes)
-            self._tasks.create_task(self._move(fetch, connection, mark))
+            self._tasks.create_task(self._move(fetch, carrier, mark))
 
     def _pump_late(self) -> None:
         self._pump_timer = None
         self._pump()
 
-    async def _move(self, fetch: ChunkFetch, connection: StoreConnection, mark: OrderMark) -> None:
+    async def _move(self, fetch: ChunkFetch, carrier: Sender, mark: OrderMark) -> None:
         try:
-            found = await self.source.fetch(connection, fetch.chunk, fetch.size_bytes)
+            found = await self.source.fetch(carrier, fetch.chunk, fetch.size_bytes)
         except ConnectionLost:
             self.tally.retried += 1
             self.schedule.lost(fetch)

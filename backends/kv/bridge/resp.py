@@ -11,13 +11,14 @@ import ssl
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Self, cast
 from urllib.parse import unquote, urlsplit
 
 Buffer = bytes | bytearray | memoryview
 StoreReply = bytes | bytearray | int | None
 
+_CLUSTER = "-cluster"
 _SCRATCH_BYTES = 64 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 DEFAULT_LIMIT_BYTES = 64 * 1024
@@ -58,7 +59,10 @@ def make_context(files: StoreTls) -> ssl.SSLContext:
 
 @dataclass(frozen=True, slots=True)
 class StoreAddress:
-    """Where a store is. ``str()`` leaves out the credentials."""
+    """Where a store is. ``str()`` leaves out the credentials.
+
+    ``seeds``: it is a cluster, and these are some of its servers.
+    """
 
     host: str
     port: int
@@ -67,10 +71,17 @@ class StoreAddress:
     password: str | None = field(default=None, repr=False)
     tls: bool = False
     files: StoreTls = StoreTls()
+    seeds: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def parse(cls, url: str) -> Self:
-        """Read ``redis[s]://[user[:password]@]host[:port][/database]`` (or ``valkey[s]``). Raises ValueError."""
+        """Read ``redis[s]://[user[:password]@]host[:port][/database]`` (or ``valkey[s]``). Raises ValueError.
+
+        ``redis-cluster://[user[:password]@]host:port[,host:port]*`` (and so on) are some servers of a cluster.
+        """
+        scheme, _, rest = url.partition("://")
+        if scheme.endswith(_CLUSTER):
+            return cls._parse_cluster(scheme.removesuffix(_CLUSTER), rest)
         parts = urlsplit(url)
         if parts.scheme not in ("redis", "rediss", "valkey", "valkeys"):
             raise ValueError(f"a store's address starts with redis:// or rediss://, not {parts.scheme or 'nothing'}")
@@ -88,7 +99,17 @@ class StoreAddress:
             tls=parts.scheme in ("rediss", "valkeys"),
         )
 
+    @classmethod
+    def _parse_cluster(cls, scheme: str, rest: str) -> Self:
+        credentials, at, hosts = rest.rpartition("@")
+        seeds = [cls.parse(f"{scheme}://{credentials}{at}{host}") for host in hosts.split(",")]
+        if any(seed.database for seed in seeds):
+            raise ValueError("a cluster has no numbered databases")
+        return replace(seeds[0], seeds=tuple((seed.host, seed.port) for seed in seeds))
+
     def __str__(self) -> str:
+        if self.seeds:
+            return ",".join(f"{host}:{port}" for host, port in self.seeds)
         return f"{self.host}:{self.port}/{self.database}"
 
 

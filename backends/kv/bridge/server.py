@@ -135,9 +135,13 @@ class _Api:
         except msgspec.DecodeError as error:
             return _error(400, str(error))
         try:
-            return _json(await find_keys(self._mover.address_of(search.side), search.markers, self._mover.silence_s))
+            async with asyncio.timeout(self._mover.silence_s):
+                addresses = await self._mover.addresses_of(search.side)
+            return _json(await find_keys(addresses, search.markers, self._mover.silence_s))
         except CannotLook as error:
             return _error(503, str(error))
+        except TimeoutError:
+            return _error(503, "the cluster does not tell its servers")
 
     async def health(self, request: Request) -> Response:
         return _json({"status": "ok", "link_up": self._mover.link_up, "destination_up": self._mover.destination_up})

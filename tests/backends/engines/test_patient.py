@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from backends.engines.patient import PatientEngine
@@ -13,6 +13,7 @@ from backends.types import LegRequest
 from tests.conformance.engine_suite import EngineCase, EngineSuite
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
+from tests.fakes.legs import collect, open_leg
 from tests.fakes.script import Script
 
 LEG = LegRequest("leg", "demo", tuple(range(20, 40)), 1000)
@@ -33,8 +34,7 @@ class TestConformance(EngineSuite):
 
 
 async def _read(engine: PatientEngine) -> None:
-    async for _ in engine.generate(LEG):
-        pass
+    await collect(engine, LEG)
 
 
 async def test_leg_without_a_token_is_let_go_until_its_first(fake: FakeEngine) -> None:
@@ -58,7 +58,7 @@ async def test_leg_with_a_token_is_aborted_at_once(fake: FakeEngine) -> None:
     gate = HoldGate()
     fake.script = Script(holds={1: gate})
     engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
-    stream = engine.generate(LEG)
+    stream = open_leg(engine, LEG)
     await anext(stream)
     await stream.aclose()
     await fake.idle()
@@ -85,7 +85,7 @@ async def test_silence_is_told_in_time_but_not_aborted(fake: FakeEngine) -> None
     fake.script = Script(holds={0: first, 1: second})
     engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
     with pytest.raises(EngineTimeout):
-        await anext(engine.generate(replace(LEG, first_token_timeout_s=0.05)))
+        await collect(engine, msgspec.structs.replace(LEG, first_token_timeout_s=0.05))
     assert fake.running == 1
     first.open()
     await fake.idle()

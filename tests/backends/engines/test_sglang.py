@@ -10,8 +10,9 @@ import pytest
 from backends.engines.sglang import PrefillOptions, SglangEngine, SglangOptions
 from backends.errors import EngineBroken, EngineFailed, EngineRejected, EngineUnavailable, IdsMissing
 from backends.types import LegRequest, LegUsage, Sampling
-from tests.conformance.engine_suite import EngineCase, EngineSuite, collect, ids_of
+from tests.conformance.engine_suite import EngineCase, EngineSuite, ids_of
 from tests.fakes.gates import HoldGate
+from tests.fakes.legs import collect
 from tests.fakes.script import Cut, EndAs, ErrorEvent, Refuse, Script, Verbatim, continuation, eos_after
 from tests.fakes.sglang import FakeSglang
 

@@ -19,9 +19,10 @@ from backends.errors import (
     IdsMissing,
 )
 from backends.types import LegChunk, LegRequest, LegUsage, Sampling
-from tests.conformance.engine_suite import EngineCase, EngineSuite, collect, ids_of
+from tests.conformance.engine_suite import EngineCase, EngineSuite, ids_of
 from tests.fakes.engine import FakeEngine, error_body
 from tests.fakes.gates import HoldGate
+from tests.fakes.legs import collect, open_leg
 from tests.fakes.raw_server import RawServer, say
 from tests.fakes.script import (
     Cut,
@@ -230,8 +231,7 @@ async def test_faults(
     fake.scripts.append(Script(fault=fault))
     ids: list[int] = []
     with pytest.raises(error):
-        async for chunk in engine.generate(leg()):
-            ids += chunk.token_ids
+        await engine.generate(leg(), lambda chunk: ids.extend(chunk.token_ids))
     assert len(ids) == ids_before
     assert list(ids_of(await collect(engine, leg()))) == continuation(PROMPT, 6)
 
@@ -367,8 +367,7 @@ async def test_idle_timeout(fake: FakeEngine, engine: VllmEngine) -> None:
     fake.script = Script(holds={2: HoldGate()})
     ids: list[int] = []
     with pytest.raises(EngineTimeout):
-        async for chunk in engine.generate(leg(idle_timeout_s=0.4)):
-            ids += chunk.token_ids
+        await engine.generate(leg(idle_timeout_s=0.4), lambda chunk: ids.extend(chunk.token_ids))
     assert len(ids) == 2
 
 
@@ -376,7 +375,7 @@ async def test_a_slow_consumer_is_not_the_engines_silence(fake: FakeEngine, engi
     """Time that passes while nobody asks for the next chunk does not count."""
     gate = HoldGate()
     fake.script = Script(holds={1: gate})
-    stream = engine.generate(leg(idle_timeout_s=0.6))
+    stream = open_leg(engine, leg(idle_timeout_s=0.6))
     await anext(stream)
     loop = asyncio.get_running_loop()
     waited = loop.create_future()
@@ -391,7 +390,7 @@ async def test_close_is_immediate(fake: FakeEngine, engine: VllmEngine) -> None:
     """aclose() returns with the connection closed, and the engine sees it."""
     gate = HoldGate()
     fake.script = Script(holds={2: gate})
-    stream = engine.generate(leg())
+    stream = open_leg(engine, leg())
     await anext(stream)
     await stream.aclose()
     await fake.idle()
@@ -473,8 +472,7 @@ async def test_text_without_ids_is_noticed_at_once(fake: FakeEngine, engine: Vll
     fake.script = Script(fault=Verbatim(pieces))
     ids: list[int] = []
     with pytest.raises(IdsMissing):
-        async for chunk in engine.generate(leg()):
-            ids += chunk.token_ids
+        await engine.generate(leg(), lambda chunk: ids.extend(chunk.token_ids))
     assert ids == [5]
 
 
@@ -484,8 +482,7 @@ async def test_a_hole_is_found_in_its_chunk(fake: FakeEngine, engine: VllmEngine
     fake.script = Script(chunks=(size,), fault=LoseIds(frozenset({7})))
     ids: list[int] = []
     with pytest.raises(IdsMissing):
-        async for chunk in engine.generate(leg(12)):
-            ids += chunk.token_ids
+        await engine.generate(leg(12), lambda chunk: ids.extend(chunk.token_ids))
     assert ids == continuation(PROMPT, 7 // size * size)
 
 
@@ -494,8 +491,7 @@ async def test_without_a_running_count_a_hole_shows_at_the_end(fake: FakeEngine,
     fake.script = Script(fault=LoseIds(frozenset({2})), counts_up=False)
     ids: list[int] = []
     with pytest.raises(IdsMissing):
-        async for chunk in engine.generate(leg()):
-            ids += chunk.token_ids
+        await engine.generate(leg(), lambda chunk: ids.extend(chunk.token_ids))
     assert len(ids) == 5
 
 

@@ -9,8 +9,9 @@ from backends.engines.vllm import VllmEngine
 from backends.errors import EngineBroken
 from backends.types import Sampling
 from tests.backends.engines.test_vllm import DONE, PROMPT, event, leg
-from tests.conformance.engine_suite import EngineCase, EngineSuite, collect, ids_of
+from tests.conformance.engine_suite import EngineCase, EngineSuite, ids_of
 from tests.fakes.engine import FakeEngine
+from tests.fakes.legs import collect
 from tests.fakes.script import Script, Verbatim
 
 
@@ -87,6 +88,18 @@ async def test_a_lost_token_endpoint_is_not_asked_again(generating: tuple[FakeEn
     await engine.probe()
     await collect(engine, leg(4, sampling=WHOLE))
     assert fake.calls[0].path == "/v1/completions"
+
+
+@pytest.mark.parametrize("status", [403, 404, 500])
+async def test_a_token_endpoint_that_is_off_is_left_alone(status: int) -> None:
+    """vLLM without --enable-scale-out has the path and answers 403 on it: legs get completions."""
+    async with FakeEngine(generates=True) as fake:
+        fake.scale_out = status
+        engine = VllmEngine("e", fake.url)
+        await engine.probe()
+        await collect(engine, leg(4, sampling=WHOLE))
+        await engine.aclose()
+        assert fake.calls[0].path == "/v1/completions"
 
 
 async def test_logprobs_of_other_ids_are_refused(generating: tuple[FakeEngine, VllmEngine]) -> None:

@@ -12,8 +12,9 @@ from backends.engines.vllm import VllmEngine
 from backends.engines.vllm_nixl import decode_lending, encode_lending
 from backends.errors import BackendError, EngineBroken, EngineFailed, EngineRejected, EngineUnavailable
 from backends.types import LegChunk, LegRequest, LegUsage, Sampling
-from tests.conformance.engine_suite import collect, ids_of
+from tests.conformance.engine_suite import ids_of
 from tests.fakes.engine import FakeEngine
+from tests.fakes.legs import collect
 from tests.fakes.loans import Loans
 from tests.fakes.script import Refuse, Script, continuation
 

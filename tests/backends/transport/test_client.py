@@ -25,6 +25,7 @@ from backends.transport.client import IDLE_CONNECTIONS, HttpOrigin
 from backends.types import LegRequest
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate
+from tests.fakes.legs import open_leg
 from tests.fakes.raw_server import RawServer, say, say_and_close
 from tests.fakes.script import Script, continuation
 
@@ -234,7 +235,7 @@ async def test_cancel_while_waiting_for_the_head() -> None:
 
 def generate(engine: VllmEngine, tokens: int = 50) -> Any:
     """A leg over the fake's model."""
-    return engine.generate(LegRequest("r", "demo", (5, 6, 7), tokens))
+    return open_leg(engine, LegRequest("r", "demo", (5, 6, 7), tokens))
 
 
 async def count_descriptors() -> int:

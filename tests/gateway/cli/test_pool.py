@@ -16,7 +16,7 @@ from tests.valkey import open_documents, run_valkey
 pytestmark = pytest.mark.slow
 
 MD2 = {"id": "md2", "role": "MD", "model": "m", "region": "b", "url": "http://md2.invalid"}
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "models": [{"name": "m", "path": "/nowhere", "kv_bytes_per_token": 1}],
     "engines": [
         {"id": "p1", "role": "P", "model": "m", "region": "a", "url": "http://p1.invalid"},
@@ -67,6 +67,23 @@ async def test_add_drain_undrain_remove(
     ]
     assert await pdd("pool", "list") == 0
     assert capsys.readouterr().out.splitlines() == ["md2  (removed)", "md1  (drains)", "a->b  (removed)"]
+
+
+async def test_a_second_link_has_a_name(
+    store: DocumentStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link for one model is added beside that for all, and removed by its name."""
+    config = await write(tmp_path, "gateway.yaml", CONFIG)
+    second = CONFIG["links"][0] | {"name": "a->b/second", "models": ["m"]}
+    new = await write(tmp_path, "new.yaml", {"links": [second]})
+    assert await pdd("pool", "add", new, "--config", config) == 0
+    capsys.readouterr()
+    assert await pdd("pool", "list", "--config", config) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == ["a->b", "a->b/second  (added)"]
+    assert await pdd("pool", "remove", "a->b/second", "--config", config) == 0
+    document = await store.get(TOPOLOGY, FLEET)
+    assert document is not None
+    assert document.value == {"engines": {}, "links": {"a->b/second": None}, "draining": []}
 
 
 async def test_what_does_not_fit_changes_nothing(

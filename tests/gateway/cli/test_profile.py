@@ -3,12 +3,12 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from backends.base import Take
 from backends.errors import EngineTimeout, EngineUnavailable
 from backends.types import Capabilities, EngineLoad, LegChunk, LegRequest, LegUsage
 from gateway.cli.profile import CannotProfile, Profiler, describe, plan_points
@@ -38,7 +38,7 @@ class ClockedEngine:
         """Return the time."""
         return self.now_s
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    async def generate(self, leg: LegRequest, take: Take) -> None:
         """Take the time that the part of the prompt takes which no earlier prompt began with."""
         prompt = list(leg.prompt)
         cached = max((shared(prompt, old) for old in self.prompts), default=0) // 16 * 16 if self.reuses else 0
@@ -47,8 +47,8 @@ class ClockedEngine:
         self.now_s += uncached * 1e-4 + (0.03 if uncached > CHUNK and uncached % CHUNK < 32 else 0.0)
         if self.now_s > self.timeout_after_s:
             raise EngineTimeout("too late")
-        yield LegChunk((7,))
-        yield LegChunk(usage=LegUsage(len(prompt), 1, cached if self.reports else None))
+        take(LegChunk((7,)))
+        take(LegChunk(usage=LegUsage(len(prompt), 1, cached if self.reports else None)))
 
     async def probe(self) -> Capabilities:
         """Not asked here."""

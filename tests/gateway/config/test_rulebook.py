@@ -1,5 +1,6 @@
 """The rules in force."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from gateway.config.document_store import Document
 from gateway.config.live import DocumentsRefused
-from gateway.config.rulebook import RULES, RuleBook
+from gateway.config.rulebook import BUILT_A_TURN, RULES, RuleBook
 from gateway.errors import GatewayError
 from policies.rules import Rules, parse_rules
 
@@ -95,3 +96,30 @@ def test_only_what_changed_is_built_again() -> None:
     book.replace(BASE)
     book.apply([default, acme, other])
     assert book.of("acme") == before
+
+
+async def test_what_is_prepared_in_turns_is_applied_as_it_is() -> None:
+    """Other work gets its turns while thousands of documents are built, and applying them builds none again."""
+    book = RuleBook(Rules())
+    many = documents(default={}, **{f"t{number}": {"limits": {"concurrent": number + 1}} for number in range(1000)})
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    await book.prepare(many)
+    running.cancel()
+    assert turns >= 1000 // BUILT_A_TURN - 1
+    assert book.of("t7").limits.concurrent is None
+    book.apply(many)
+    assert book.of("t7").limits.concurrent == 8
+    before = book.of("t7")
+    book.apply(list(many))
+    assert book.of("t7") is before
+    with pytest.raises(DocumentsRefused):
+        await book.prepare(documents(default={}, bad={"pipelines": []}))
+    assert book.of("t7").limits.concurrent == 8

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
+from backends.base import Take
 from backends.errors import BackendError
 from backends.types import (
     Capabilities,
     EngineLoad,
-    LegChunk,
     LegRequest,
     LinkState,
     PathTraits,
@@ -23,7 +23,6 @@ from tests.fakes.kv_path import SEEN
 
 MODEL = "m"
 
-_NO_CHUNKS: tuple[LegChunk, ...] = ()
 _NO_PROGRESS: tuple[TransferProgress, ...] = ()
 
 
@@ -65,10 +64,8 @@ class ScriptedEngine:
         await self._answer()
         return EngineLoad(self.running, 0, 0.25, self.boot_id if self.tells_boot else None)
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    async def generate(self, leg: LegRequest, take: Take) -> None:
         """Say nothing."""
-        for chunk in _NO_CHUNKS:
-            yield chunk
 
     async def aclose(self) -> None:
         """Nothing is open."""

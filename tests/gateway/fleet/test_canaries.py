@@ -1,7 +1,7 @@
 """How canaries tell instances apart, and what follows."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from backends.base import Take
 from backends.errors import EngineUnavailable
 from backends.kv.bridge.keys import DIALECTS, KeyRequest
 from backends.types import Capabilities, EngineLoad, FoundKey, LegChunk, LegRequest, LegUsage, StoreSide
@@ -98,7 +99,7 @@ class Weights:
         """Its name."""
         return "engine"
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    async def generate(self, leg: LegRequest, take: Take) -> None:
         """Give tokens that depend on the prompt and the version."""
         self.legs.append(leg)
         self.asked.changed()
@@ -116,7 +117,7 @@ class Weights:
             ids.append(hash((*leg.prompt, *ids, self.version)) % 500)
         self.version = self.version_after_a_leg or self.version
         usage = LegUsage(len(leg.prompt), len(ids), cached if self.tells_cached else None)
-        yield LegChunk(tuple(ids), finish_reason="length", usage=usage)
+        take(LegChunk(tuple(ids), finish_reason="length", usage=usage))
 
     def _find_stored(self, leg: LegRequest) -> int:
         transfers = self.reads.transfers if self.reads is not None else ()
@@ -484,7 +485,7 @@ async def test_keys_that_fit_are_moved(fleet: Fleet) -> None:
         (Storing(), Storing(dtype="bfloat16"), "m1 stores KV of dtype bfloat16, the link says float"),
         (Storing(model="/models/m"), Storing(), "p1 stores under the model name /models/m"),
         (Storing(dialect="lmcache-mp"), Storing(), "p1 spells its keys in dialect lmcache-mp, the link in lmcache"),
-        (Storing(hash_seed=7), Storing(), "p1 chains its hashes from a seed that is not known"),
+        (Storing(hash_seed=987_654), Storing(), "p1 chains its hashes from a seed that is not known"),
         (Storing(world_size=2), Storing(), "p1 stores KV of 2 ranks, the link says 1"),
         (Storing(token_bytes=2), Storing(token_bytes=1), "p1 stores 2 bytes of KV a token, m1 1"),
     ],

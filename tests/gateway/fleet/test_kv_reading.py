@@ -105,6 +105,14 @@ def test_a_random_seed_is_told_of() -> None:
     ]
 
 
+def test_small_seeds_are_found() -> None:
+    """POL-102: a seed below 256 is read off the keys, with the chunk size beside it."""
+    request = KeyRequest("org/m", PROMPT, 128, "salt", dtype="bfloat16", hash_seed=217)
+    dialect = DIALECTS["lmcache"]
+    found = [FoundKey(dialect.value_key(key).decode(), 5) for key in dialect.chunk_keys(request)]
+    assert read(found).origin == Origin("lmcache", 128, 217)
+
+
 def test_terms_follow_the_side_and_the_shape() -> None:
     """A latent is one whatever the ranks are; groups count where the link keeps them apart."""
     kv = KvTerms(world_size=8, dest_world_size=4)

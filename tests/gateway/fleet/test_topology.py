@@ -24,6 +24,7 @@ from policies.where import ANYWHERE
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gates import HoldGate, Watch
 from tests.fakes.index import KnownIndex
+from tests.fakes.legs import collect
 from tests.fakes.script import Script
 from tests.policies.build import FixedRng
 
@@ -221,8 +222,6 @@ def test_overlay_keeps_the_order_and_the_rest() -> None:
 
 async def run_leg(instance: Instance) -> int:
     """Have five tokens made; how many came."""
-    count = 0
     with instance.occupied():
-        async for chunk in instance.engine.generate(LegRequest("leg", MODEL, [1, 2, 3], 5)):
-            count += len(chunk.token_ids)
-    return count
+        chunks = await collect(instance.engine, LegRequest("leg", MODEL, [1, 2, 3], 5))
+    return sum(len(chunk.token_ids) for chunk in chunks)

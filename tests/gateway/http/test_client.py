@@ -188,8 +188,9 @@ async def test_nothing_goes_out_after_the_end(reader: Reader) -> None:
     async with open_stream(reader) as stream:
         reader.gate = HoldGate()
         stream.push(b"a")
-        ending = asyncio.create_task(stream.end(b"end"))
         await reader.gate.arrivals()
+        ending = asyncio.create_task(stream.end(b"end"))
+        await asyncio.sleep(0)
         stream.push(b"late")
         reader.gate.open()
         await ending

@@ -68,3 +68,20 @@ def test_a_prompt_whose_ids_change_is_named_anew() -> None:
     prompt += range(16)
     index.note_routed("p1", "m", prompt)
     assert index.lookup("m", [*prompt, 1])["p1"].tokens == 48
+
+
+async def test_a_long_prompt_is_named_ahead_as_it_is_named_at_once() -> None:
+    """What was named beside the loop is what a lookup finds; short prompts and other salts are not."""
+    index = MemoryIndex(key=b"secret")
+    index.add_instance(CacheSpec("p1", "m", 16))
+    prompt = list(range(100_016))
+    index.note_routed("p1", "m", list(prompt), "salt")
+    before = len(index._named)
+    await index.name_ahead("m", prompt[:100], "salt")
+    assert len(index._named) == before
+    await index.name_ahead("m", prompt, "salt")
+    await index.name_ahead("m", prompt, "salt")
+    assert len(index._named) == before + 1
+    assert index.lookup("m", prompt, "salt")["p1"].at_least_tokens == 100_000
+    assert index.lookup("m", prompt, "other")["p1"].at_least_tokens == 0
+    assert len(index._named) == before + 2

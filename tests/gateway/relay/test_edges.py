@@ -1,11 +1,11 @@
 """Answers at their edges: a first token that is the last, a full context, engines that are silent, refuse or break."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
 
+from backends.base import Take
 from backends.engines.vllm import VllmEngine
 from backends.types import LegChunk, LegRequest, Sampling
 from gateway.errors import GatewayError
@@ -270,9 +270,9 @@ async def test_silence_is_told(before_the_first_token: bool) -> None:
 class BrokenEngine(VllmEngine):
     """An adapter that raises what no adapter may raise."""
 
-    async def generate(self, leg: LegRequest) -> AsyncGenerator[LegChunk, None]:
+    async def generate(self, leg: LegRequest, take: Take) -> None:
         """Fail after a chunk."""
-        yield LegChunk((7,))
+        take(LegChunk((7,)))
         raise ZeroDivisionError
 
 

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,19 @@ def test_no_reserve_holds_nothing_back() -> None:
     pacer = Pacer(reserve_s=0)
     for number in range(30):
         assert pacer.schedule(number * ITL_S, 1, filling=True) == number * ITL_S
+
+
+@pytest.mark.parametrize(("gap_itls", "pace_itls"), [(1.0, 1.0), (2.0, 1.2), (2.9, 1.38), (3.1, 1.0), (50.0, 1.0)])
+def test_the_pace_follows_the_newest_gaps_but_not_silences(gap_itls: float, pace_itls: float) -> None:
+    """A gap counts for a fifth of the pace; one of three token times or more is a silence, and says nothing of it."""
+    pacer = Pacer(reserve_s=1.0)
+    for number in range(10):
+        pacer.schedule(number * ITL_S, 1, filling=False)
+    now_s = 9 * ITL_S + gap_itls * ITL_S
+    assert pacer.schedule(now_s, 1, filling=False) == now_s
+    held_s = pacer.schedule(now_s, 2, filling=True) - now_s
+    # two tokens that came at once pull the pace down by a fifth before they are stretched
+    assert held_s == pytest.approx(2 * 1.3 * 0.8 * pace_itls * ITL_S)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 20), st.booleans()), max_size=60), st.floats(0, 0.5))

@@ -80,7 +80,8 @@ def test_more_legs_than_it_batches_are_a_queue(patience: FirstTokenTimeouts) -> 
 def test_tokens_ahead_are_those_of_legs_without_a_first_token(is_answered: bool) -> None:
     """A leg's tokens stand in the way of others until its first token comes or it ends."""
     md1 = _instance()
-    pace = LegPace(md1, _start(LegKind.FINAL, 50), 0.0, lacking_tokens=50)
+    pace = LegPace(md1, _start(LegKind.FINAL, 50), lacking_tokens=50)
+    pace.wait(0.0)
     assert md1.extending_tokens == 50
     if is_answered:
         pace.begin(0.5)
@@ -109,7 +110,8 @@ def test_hand_offs_teach_the_speed_of_extends(
     """Extends do, and finals of some size; a first one loads KV, too, so it only teaches who knows nothing."""
     md1 = _instance()
     md1.extend_tokens_per_s = known
-    pace = LegPace(md1, _start(kind, 400), 10.0, lacking_tokens=lacking, is_first_extend=is_first)
+    pace = LegPace(md1, _start(kind, 400), lacking_tokens=lacking, is_first_extend=is_first)
+    pace.wait(10.0)
     pace.begin(10.5)
     pace.end()
     assert md1.extend_tokens_per_s == learnt
@@ -118,7 +120,8 @@ def test_hand_offs_teach_the_speed_of_extends(
 def test_a_direct_answers_final_teaches_nothing() -> None:
     """MD that goes on from P's token has loaded KV and computed next to nothing."""
     md1 = _instance()
-    pace = LegPace(md1, _start(LegKind.FINAL, 1), 10.0, lacking_tokens=400, is_first_extend=True)
+    pace = LegPace(md1, _start(LegKind.FINAL, 1), lacking_tokens=400, is_first_extend=True)
+    pace.wait(10.0)
     pace.begin(10.5)
     pace.end()
     assert md1.extend_tokens_per_s is None

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 
 from backends.types import Sampling
+from gateway.errors import GatewayError
 from gateway.limits.usage import Use
-from tests.fakes.script import Script
-from tests.gateway.relay.stage import MODEL, LinkedPath, finish_of, open_stage, read, rules_of, unsplit
+from tests.fakes.script import Cut, Script
+from tests.gateway.relay.stage import MODEL, LinkedPath, finish_of, ids_of, open_stage, read, rules_of, unsplit
 
 
 class Booked:
@@ -82,3 +83,18 @@ async def test_cached_tokens_are_what_the_prefill_took(name: str, told: int) -> 
         events = await read(stage.ask())
         await stage.quiet()
     assert finish_of(events).cached_tokens == told
+
+
+@pytest.mark.parametrize("pipelines", [["direct"], ["direct", "relay"]])
+async def test_rld_steps_in_only_where_relays_are_allowed(pipelines: list[str]) -> None:
+    """An answer whose MDs are lost goes on at RLD, but never for a tenant whose rules know direct alone."""
+    async with open_stage({"pipelines": pipelines}, path=LinkedPath(is_instant=True)) as stage:
+        for id_ in ("md1", "md2"):
+            stage.engines[id_].script = Script(fault=Cut(0))
+        if pipelines == ["direct"]:
+            with pytest.raises(GatewayError):
+                await read(stage.ask())
+        else:
+            assert len(ids_of(await read(stage.ask()))) == 40
+        calls = sum(len(stage.engines[id_].calls) for id_ in ("rld1", "rld2"))
+    assert (calls > 0) == ("relay" in pipelines)

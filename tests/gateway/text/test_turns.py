@@ -227,3 +227,44 @@ def test_ends_that_take_blanks_with_them_are_none(tmp_path: Path) -> None:
     model.close()
 
     assert model.end_texts == {}
+
+
+class Others:
+    """What other processes know. ``told``: what they were told."""
+
+    def __init__(self, known: dict[bytes, KeptTurn] | None = None) -> None:
+        self.known = known or {}
+        self.told: dict[bytes, KeptTurn] = {}
+        self.asked = 0
+
+    async def find(self, key: bytes) -> KeptTurn | None:
+        """See ``SharedTurns``."""
+        self.asked += 1
+        return self.known.get(key)
+
+    def tell(self, key: bytes, turn: KeptTurn) -> None:
+        """See ``SharedTurns``."""
+        self.told[key] = turn
+
+
+async def test_a_turn_of_another_process_is_known(model: ServedModel) -> None:
+    """A prompt begins with what another process has told; what is known here is not asked for."""
+    first = Talk(model, TurnMemory(shared=(one := Others())))
+    known = first.answered([USER], WRITTEN)
+    second = Talk(model, TurnMemory(shared=(other := Others(one.told))))
+    messages = [USER, CALLED, RESULT]
+
+    for _ in range(2):
+        await second.turn(messages).recall(10)
+        assert second.prompt(messages)[0][: len(known)] == known
+    assert other.asked == 1
+
+
+async def test_any_json_has_a_key(model: ServedModel) -> None:
+    """Numbers of any size and halves of characters, which a client's JSON may hold, do no harm."""
+    odd = {"role": "user", "content": "\ud800", "x": 10**40}
+    talk = Talk(model, TurnMemory(shared=Others()))
+    turn = talk.turn([odd, {"role": "assistant", "content": "Hello"}, USER])
+
+    await turn.recall(100_000)
+    assert turn.begin("Hello \ud800") is None and talk.notes == ["unknown"]

@@ -12,11 +12,15 @@ import redis
 import torch
 from lmcache.utils import CacheEngineKey
 from lmcache.v1.cache_engine import LMCacheEngineBuilder
-from lmcache.v1.storage_backend.connector.redis_connector import RedisConnector
+from lmcache.v1.storage_backend.connector.redis_connector import RedisClusterConnector, RedisConnector
 
 from backends.engines.reference.blocks import store_salt
 from backends.engines.reference.kv_store import RETRY_AFTER_S, KvStore, StoreFailed
 from backends.engines.reference.model import ModelRunner, read_shape
+from backends.kv.bridge.client import BridgePath
+from backends.types import TransferRequest
+from tests.backends.kv.bridge.commands import run_command
+from tests.cluster import run_store_cluster
 from tests.valkey import run_valkey
 
 # LMCache makes loggers whenever it imports another of its modules.
@@ -189,6 +193,48 @@ async def test_lmcaches_own_redis_connector_reads_and_writes_the_same_entries(
     fetched = await asyncio.to_thread(stores[1].fetch, TOKENS[:32], "x", 0, THERE, never)
     assert fetched == 32
     assert torch.equal(kv(runners[0], HERE, 0, 32), kv(runners[1], THERE, 0, 32))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+async def test_what_lmcache_writes_to_a_cluster_crosses_to_another(
+    stores: tuple[KvStore, KvStore], runners: tuple[ModelRunner, ModelRunner], valkey_url: str
+) -> None:
+    """LMCache's own cluster connector finds in the second cluster what it has stored in the first, chunk by chunk."""
+    await asyncio.to_thread(stores[0].store, TOKENS, None, 0, HERE)
+    backend = LMCacheEngineBuilder.get("test-0").storage_manager.local_cpu_backend
+    loop = asyncio.get_running_loop()
+    alone = RedisConnector(valkey_url, loop, backend)
+    async with run_store_cluster() as first, run_store_cluster() as second:
+        clusters = [
+            RedisClusterConnector([("127.0.0.1", port) for port in one.ports], "", "", loop, backend)
+            for one in (first, second)
+        ]
+        keys, chained = [], 0
+        for start in range(0, 192, CHUNK):
+            chained = hash((chained, tuple(TOKENS[start : start + CHUNK]), ()))
+            keys.append(CacheEngineKey("demo", 1, 0, chained, torch.float32, {}))
+        try:
+            for key in keys:
+                await clusters[0].put(key, await alone.get(key))
+            arguments = ["--source", first.url, "--dest", second.url]
+            async with run_command("backends.kv.bridge.command", *arguments) as running:
+                path = BridgePath(running.url)
+                wanted = TransferRequest("t", "lmcache", "demo", TOKENS, CHUNK)
+                async for progress in path.transfer(wanted):
+                    last = progress
+                await path.aclose()
+            assert (last.state, last.chunks_done) == ("complete", len(keys))
+            for number, key in enumerate(keys):
+                value = await clusters[1].get(key)
+                assert torch.equal(value.tensor, kv(runners[0], HERE, number * CHUNK, (number + 1) * CHUNK))
+            assert sum(count > 0 for count in await second.sizes()) >= 2
+        finally:
+            for connector in (alone, *clusters):
+                await connector.pq_executor.shutdown_async(wait=False)
+            await alone.connection.aclose()
+            for connector in clusters:
+                await connector.cluster.aclose()
 
 
 @pytest.mark.timeout(60)

@@ -75,7 +75,7 @@ async def two_regions(
         moving = asyncio.create_task(mover.run())
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await mover.source.control.ready()
+                await mover.source.servers.one.control.ready()
             yield Regions(store_a, store_b, a, b, wan, mover)
         finally:
             moving.cancel()

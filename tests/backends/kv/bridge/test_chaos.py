@@ -59,7 +59,7 @@ async def test_a_destination_that_hangs() -> None:
         await until(transfer, lambda: transfer.standing.chunks_done >= 2)
         os.kill(regions.store_b.pid, signal.SIGSTOP)
         try:
-            line = regions.mover.destination.line.connection
+            line = regions.mover.destination.servers.one.control.connection
             assert line is not None
             async with asyncio.timeout(PATIENCE_S):
                 await line.closed

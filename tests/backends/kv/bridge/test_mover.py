@@ -172,7 +172,7 @@ async def test_a_stalled_link_is_noticed_and_resumes() -> None:
         await until(transfer, lambda: transfer.standing.chunks_done >= 4)
         regions.wan.stall(True)
         async with asyncio.timeout(PATIENCE_S):
-            control = regions.mover.source.control.connection
+            control = regions.mover.source.servers.one.control.connection
             assert control is not None
             await control.closed
         assert not transfer.ended

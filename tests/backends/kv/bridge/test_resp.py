@@ -214,6 +214,11 @@ async def test_a_real_server() -> None:
         ("redis://h:1/2", StoreAddress("h", 1, 2)),
         ("valkey://[::1]:7", StoreAddress("::1", 7)),
         ("rediss://u%40:p%2F@h:1", StoreAddress("h", 1, 0, "u@", "p/", True)),
+        ("redis-cluster://h:1,g:2", StoreAddress("h", 1, seeds=(("h", 1), ("g", 2)))),
+        (
+            "rediss-cluster://u:p%2F@h:1,[::1]:2",
+            StoreAddress("h", 1, 0, "u", "p/", True, seeds=(("h", 1), ("::1", 2))),
+        ),
     ],
 )
 def test_addresses(url: str, address: StoreAddress) -> None:
@@ -222,7 +227,10 @@ def test_addresses(url: str, address: StoreAddress) -> None:
     assert "p/" not in str(address)
 
 
-@pytest.mark.parametrize("url", ["h:1", "http://h", "redis://", "redis://h/x", "redis://h:x"])
+@pytest.mark.parametrize(
+    "url",
+    ["h:1", "http://h", "redis://", "redis://h/x", "redis://h:x", "redis-cluster://h:1/2,g:2", "redis-cluster://"],
+)
 def test_addresses_that_are_none(url: str) -> None:
     """What is no store's address is refused."""
     with pytest.raises(ValueError, match=r".+"):
