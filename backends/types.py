@@ -34,8 +34,7 @@ class Sampling:
     """Vendor fields that the engine understands and the gateway does not (structured output and the like)."""
 
 
-@dataclass(frozen=True, slots=True)
-class LegRequest:
+class LegRequest(msgspec.Struct, frozen=True):
     """One engine call: continue ``prompt`` by at most ``max_tokens`` tokens.
 
     ``request_id`` is made by the gateway, new for each attempt. ``max_tokens`` None: the engine's own default applies.
@@ -60,7 +59,7 @@ class LegRequest:
     """The engine keeps the prompt's KV for one other engine; a chunk brings the ``kv_ticket`` that it is got by."""
     kv_ticket: Mapping[str, Any] | None = None
     """Where this very prompt's KV is, as the leg that lent it was told. It is good once, and for this prompt only."""
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
+    trace_headers: Mapping[str, str] = msgspec.field(default_factory=dict)
     """W3C trace context that the engine shall work under, as HTTP headers."""
 
 

@@ -7,7 +7,8 @@ received and as sent; its scheduler frees it at the first report and fails at th
 
 import asyncio
 import contextlib
-from dataclasses import replace
+
+import msgspec
 
 from backends.base import Engine, Room, Take
 from backends.errors import EngineTimeout
@@ -40,9 +41,8 @@ class PatientEngine:
             begun.set()
             return take(chunk) if is_wanted else None
 
-        running = asyncio.create_task(
-            self.wrapped.generate(replace(leg, first_token_timeout_s=wait_s + self._grace_s), take_first)
-        )
+        patient = msgspec.structs.replace(leg, first_token_timeout_s=wait_s + self._grace_s)
+        running = asyncio.create_task(self.wrapped.generate(patient, take_first))
         running.add_done_callback(lambda done: begun.set())
         try:
             async with asyncio.timeout(wait_s):

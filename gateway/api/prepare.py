@@ -94,8 +94,9 @@ class PreparedRequest:
     @property
     def most_output_tokens(self) -> int:
         """The most that all answers may have together."""
-        context = self.model.context_tokens
-        return sum(context - len(one.prompt) if one.max_tokens is None else one.max_tokens for one in self.requests)
+        unlimited = [len(one.prompt) for one in self.requests if one.max_tokens is None]
+        most = sum(one.max_tokens or 0 for one in self.requests)
+        return most + (self.model.context_tokens * len(unlimited) - sum(unlimited) if unlimited else 0)
 
     def after_waiting(self, tokenise_s: float, waited_s: float) -> "PreparedRequest":
         """Return the same request, which has waited for a place after ``tokenise_s`` that made it ids."""
@@ -133,12 +134,13 @@ def prepare_request(
         raise bad_field(prompted.prompt_field, f"A request may ask for at most {MOST_CHOICES} choices.")
     request_id = f"{prompted.id_prefix}-{uuid.uuid4().hex}"
     tenant_limits = caller.rules.limits
-    prompts = tuple(fit_prompt(prompt, fields, prompted, model) for prompt in prompted.prompts)
+    context_tokens = model.context_tokens
+    prompts = tuple(fit_prompt(prompt, fields, prompted, model, context_tokens) for prompt in prompted.prompts)
     for prompt in prompts:
         check_prompt_limit(len(prompt), prompted.prompt_field, caller)
-    limits = [fit_limit(prompt, prompted, model, tenant_limits.max_output_tokens) for prompt in prompts]
+    limits = [fit_limit(prompt, prompted, context_tokens, tenant_limits.max_output_tokens) for prompt in prompts]
     for prompt, limit in zip(prompts, limits, strict=True):
-        if (fields.min_tokens or 0) > (model.context_tokens - len(prompt) if limit is None else limit):
+        if (fields.min_tokens or 0) > (context_tokens - len(prompt) if limit is None else limit):
             raise bad_field("min_tokens", "min_tokens must not be more than the answer may have.", "invalid_value")
     options = fields.stream_options
     sampling = make_sampling(fields, rest, prompted.logprobs)
@@ -234,16 +236,16 @@ def over_context(field: str, model: ServedModel, tokens: object) -> GatewayError
 
 
 def fit_prompt(
-    prompt: Sequence[int], fields: GenerationFields, prompted: Prompted, model: ServedModel
+    prompt: Sequence[int], fields: GenerationFields, prompted: Prompted, model: ServedModel, context_tokens: int
 ) -> Sequence[int]:
     """Return the prompt, cut on the left on request, that every leg will use."""
     if fields.truncate_prompt_tokens is not None:
-        room = model.context_tokens - (prompted.max_tokens or 1)
+        room = context_tokens - (prompted.max_tokens or 1)
         kept = room if fields.truncate_prompt_tokens == -1 else fields.truncate_prompt_tokens
         prompt = prompt[-max(1, kept) :]
     if not prompt:
         raise bad_field(prompted.prompt_field, "The prompt has no tokens.", "invalid_value")
-    if len(prompt) >= model.context_tokens:
+    if len(prompt) >= context_tokens:
         raise over_context(prompted.prompt_field, model, len(prompt))
     return prompt
 
@@ -256,22 +258,22 @@ def check_prompt_limit(tokens: int, field: str, caller: Caller) -> None:
         raise bad_field(field, message, "prompt_too_long")
 
 
-def fit_limit(prompt: Sequence[int], prompted: Prompted, model: ServedModel, most: int | None = None) -> int | None:
+def fit_limit(prompt: Sequence[int], prompted: Prompted, context_tokens: int, most: int | None = None) -> int | None:
     """Return the answer's limit: the room that the prompt leaves, at most, as engines have it.
 
     What a client named must fit the context, and the tenant's ``most``.
     """
-    room = model.context_tokens - len(prompt)
+    room = context_tokens - len(prompt)
     if prompted.max_tokens is None:
         unnamed = [limit for limit in (prompted.default_max_tokens, most) if limit is not None]
         return min(*unnamed, room) if unnamed else None
     if most is not None and prompted.max_tokens > most:
         message = f"{prompted.limit_field} may be at most {most}."
         raise bad_field(prompted.limit_field, message, "output_limit_exceeded")
-    if prompted.max_tokens > model.context_tokens:
+    if prompted.max_tokens > context_tokens:
         raise bad_field(
             prompted.limit_field,
-            f"This model's maximum context length is {model.context_tokens} tokens: the prompt has {len(prompt)} and "
+            f"This model's maximum context length is {context_tokens} tokens: the prompt has {len(prompt)} and "
             f"{prompted.limit_field} asks for {prompted.max_tokens} more.",
             "context_length_exceeded",
         )

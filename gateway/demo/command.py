@@ -33,6 +33,7 @@ CONFIG, REQUEST = "gateway.yaml", "request.json"
 TOKENS_PER_WORD = 1.25
 LONGEST_ANSWER_TOKENS = 2000
 SHOWN_CROSSING_S = 0.8
+SAMPLE_TOKENS = 600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -136,7 +137,7 @@ async def _show(args: argparse.Namespace, console: Console, cluster: Cluster, ga
     if not args.once:
         gateway.rulebook.replace(Rules())
         words = fit_crossing(args, gateway.service.models[MODEL].kv_bytes_per_token)
-        print_usage(console, base_url, MODEL, words)
+        print_usage(console, base_url, words, await asyncio.to_thread(write_samples, cluster.folder, words))
         request = {"model": MODEL, "max_tokens": tokens, "messages": [user(long_prompt(5, args.words))]}
         (cluster.folder / REQUEST).write_bytes(msgspec.json.encode(request))
         print_explain(console, cluster.folder / CONFIG, cluster.folder / REQUEST)
@@ -144,6 +145,14 @@ async def _show(args: argparse.Namespace, console: Console, cluster: Cluster, ga
         if args.browser:
             await asyncio.to_thread(webbrowser.open, f"{base_url}/ui#playground")
     return 0 if identical else 1
+
+
+def write_samples(folder: Path, words: int) -> dict[str, Path]:
+    """Write requests to try by hand, whose new prompts are relayed; return them by what they show."""
+    body = {"model": MODEL, "stream": True, "temperature": 0, "max_tokens": SAMPLE_TOKENS}
+    path = folder / "relay.json"
+    path.write_bytes(msgspec.json.encode(body | {"messages": [user(long_prompt(6, words))]}))
+    return {"An answer that is relayed while its prompt is new": path}
 
 
 def fit_crossing(args: argparse.Namespace, kv_bytes_per_token: int) -> int:

@@ -1,6 +1,6 @@
 """What the demo prints."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -76,19 +76,20 @@ def around_joints(pieces: Sequence[tuple[str, str]]) -> Text:
     return shown.append(" [...]", "dim") if end < len(text) else shown
 
 
-def print_usage(console: Console, base_url: str, model: str, words: int) -> None:
-    """How to look at it and try it by hand. ``words``: of a prompt that is relayed."""
+def print_usage(console: Console, base_url: str, words: int, requests: Mapping[str, Path]) -> None:
+    """How to look at it and try it by hand. ``words``: of a prompt that is relayed. ``requests``: bodies by what they
+    show.
+    """
     console.print(f"\nThe operator's page, with a playground: {base_url}/ui", highlight=False)
     console.print(f"The same in a terminal: pdd top --url {base_url}", highlight=False)
     chat = f"pdd chat --long --words {words} --url {base_url}"
     console.print(f"Ask for a relay, and see who makes each token: {chat}", highlight=False)
     console.print(f"Base URL for any OpenAI client: {base_url}/v1", highlight=False)
-    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Tell me a story."}}]}}'
-    console.print(
-        f"curl -N {base_url}/v1/chat/completions -H 'content-type: application/json' -H 'x-pdd-trace: 1' -d '{body}'",
-        highlight=False,
-        soft_wrap=True,
-    )
+    for what, body in requests.items():
+        headers = "-H 'content-type: application/json' -H 'x-pdd-trace: 1'"
+        console.print(f"{what}:", highlight=False)
+        curl = f"curl -N {base_url}/v1/chat/completions {headers} -d @{body}"
+        console.print(curl, highlight=False, soft_wrap=True)
 
 
 def print_explain(console: Console, config: Path, request: Path) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from backends.base import Engine
 from backends.errors import BackendError, EngineRejected, EngineUnavailable, IdsMissing
 from backends.transport.address import without_credentials
@@ -125,7 +127,7 @@ class Instance:
 
     def fit(self, leg: LegRequest) -> LegRequest:
         """Leave out of a leg what this engine would refuse."""
-        return leg if leg.priority is None or self.spec.takes_priority else replace(leg, priority=None)
+        return leg if leg.priority is None or self.spec.takes_priority else msgspec.structs.replace(leg, priority=None)
 
     def note_extend(self, tokens: int, took_s: float) -> None:
         """Learn how fast it recomputes tokens in an extend, the way there and back included."""

@@ -11,12 +11,12 @@ import orjson
 from starlette.types import Receive, Scope
 
 from gateway.errors import GatewayError, bad_field
-from gateway.http.json_bounds import MOST_DEPTH, MOST_ENTRIES, MOST_VALUES, is_deep, is_large
+from gateway.http.json_bounds import MOST_DEPTH, MOST_ENTRIES, MOST_VALUES, count_marks, is_deep, is_large
 
 DRAINED_LIMITS = 4
 """A body over the limit is read and thrown away up to so many limits, so that its sender gets to read the answer."""
 UNIQUE_KEYS = ("model", "messages", "prompt", "max_tokens", "max_completion_tokens", "stream", "n", "tools")
-QUOTED_UNIQUE_KEYS = tuple(f'"{key}"'.encode() for key in UNIQUE_KEYS)
+QUOTED_UNIQUE_KEY = re.compile(rf'"({"|".join(UNIQUE_KEYS)})(?=")'.encode())
 ESCAPED_LETTER = re.compile(rb"\\u00[2-7]")
 """An escape that a letter never needs: a key may be written twice in two spellings."""
 SHOWN_KEY_CHARACTERS = 100
@@ -82,7 +82,8 @@ async def collect(receive: Receive, limit_bytes: int, declared: int, hold: Calla
 
 def parse_object(body: bytes) -> JsonObject:
     """Return the JSON object. Raises GatewayError for all else: bad text, keys given twice, too much."""
-    if is_large(body):
+    marks = count_marks(body)
+    if is_large(body, marks):
         message = f"The request body holds more than {MOST_VALUES} values, or {MOST_ENTRIES} keys, lists and objects."
         raise bad_field(None, message, "invalid_value")
     try:
@@ -91,11 +92,11 @@ def parse_object(body: bytes) -> JsonObject:
         raise explain_bad_json(body, error) from error
     if not isinstance(value, dict):
         raise bad_field(None, "The request body must be a JSON object.")
-    if body.count(b"{") + body.count(b"[") > MOST_DEPTH and is_deep(value):
+    if marks.entries > MOST_DEPTH and body.count(b"{") + body.count(b"[") > MOST_DEPTH and is_deep(value):
         # Templates and serialisers give up at depths of their own.
         raise bad_field(None, f"The request body is nested more than {MOST_DEPTH} deep.", "invalid_value")
-    escaped = b"\\u00" in body and ESCAPED_LETTER.search(body) is not None
-    if escaped or max(map(body.count, QUOTED_UNIQUE_KEYS)) > 1:
+    keys = QUOTED_UNIQUE_KEY.findall(body)
+    if len(keys) > len(set(keys)) or ESCAPED_LETTER.search(body) is not None:
         refuse_repeated_keys(body)
     return value
 

@@ -170,24 +170,31 @@ async def _relay(
     if is_stream:
         headers.append((b"x-accel-buffering", b"no"))
     await client.send({"type": "http.response.start", "status": 200, "headers": headers})
-    piece = first
+    connection, now_s = response.connection, asyncio.get_running_loop().time
+
+    def take(piece: bytes) -> asyncio.Task[None] | None:
+        if is_stream:
+            record.usage.feed(piece)
+        connection.deadline_s = now_s() + server.idle_timeout_s
+        return client.send_now({"type": "http.response.body", "body": piece, "more_body": True})
+
+    last = b""
     try:
-        while piece:
-            if is_stream:
-                record.usage.feed(piece)
-            await client.send({"type": "http.response.body", "body": piece, "more_body": True})
-            response.connection.deadline_s = asyncio.get_running_loop().time() + server.idle_timeout_s
-            piece = await response.read()
+        unread = take(first)
+        while unread is not None or (unread := await response.pump(take)) is not None:
+            await unread  # the client is behind, and the server is not late meanwhile
+            connection.deadline_s = now_s() + server.idle_timeout_s
+            unread = None
     except BackendError as error:
         record.broken(error)
         if not is_stream:
             raise AnswerBroken from error
         failure = GatewayError(502, "The server broke the answer off.", code="bad_gateway")
-        piece = b"\n\ndata: " + encode_error(failure) + b"\n\n"
+        last = b"\n\ndata: " + encode_error(failure) + b"\n\n"
     else:
         record.finished()
         response.finish()
-    await client.send({"type": "http.response.body", "body": piece, "more_body": False})
+    await client.send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def _read_whole(response: Response, first: bytes, server: PassthroughServer) -> bytes:

@@ -23,7 +23,8 @@ figure{margin:0}section{grid-column:1/-1;overflow-x:auto}svg{width:100%}polyline
 ul{list-style:none;padding:0;margin:0;display:flex;flex-wrap:wrap;gap:.2rem 1rem;font-size:13px}
 li::before{content:"";display:inline-block;width:1em;height:3px;margin:0 .4em .25em 0;background:var(--colour)}
 p{font-size:13px;color:#555;margin:.2rem 0}table{border-collapse:collapse;font-size:13px}
-td,th{border:1px solid #ddd;padding:.2rem .5rem;text-align:right}th,.words{text-align:left}
+td,th{border:1px solid #ddd;padding:.2rem .5rem;text-align:right;white-space:nowrap}
+th,.words{text-align:left;white-space:normal}
 tr:nth-child(even) td{background:#f8f8f8}th{background:#f0f0f0;font-weight:600}
 @media(max-width:800px){main{grid-template-columns:1fr}}
 """

@@ -9,7 +9,7 @@ from rich.table import Table
 from gateway.planning.compare import Comparison
 from gateway.planning.paper import IDEAS, REPORTED
 
-WIDTH = 180
+WIDTH = 210
 SHARES = ("change", "gain", "share")
 """Ends of the names of figures that are shown in per cent."""
 

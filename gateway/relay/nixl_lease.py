@@ -5,8 +5,9 @@ it ends. After the lease P's memory may hold something else.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from backends.types import LegRequest
 from gateway.relay.splice_events import LegKind, StartLeg
@@ -29,9 +30,9 @@ class NixlLease:
     def apply(self, leg: LegRequest, start: StartLeg) -> LegRequest:
         """Have P lend, and give the ticket to the first leg of RLD's that starts at the prompt's end."""
         if start.kind is LegKind.PREFILL:
-            return replace(leg, lends_kv=True)
+            return msgspec.structs.replace(leg, lends_kv=True)
         if start.kind is LegKind.RELAY and start.base == 0:
             ticket, self._ticket = self._ticket, None
             if ticket is not None and self._clock() < self._good_until_s:
-                return replace(leg, kv_ticket=ticket)
+                return msgspec.structs.replace(leg, kv_ticket=ticket)
         return leg

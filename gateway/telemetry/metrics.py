@@ -1,6 +1,7 @@
 """Prometheus metrics of the gateway. Labels come from the configuration or from fixed sets, never from clients."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -132,6 +133,13 @@ class KvMetrics:
         self.aligning_dropped.labels(reason).inc()
 
 
+def keep_children(metrics: object) -> None:
+    """Find children by their labels in one look-up: prometheus_client takes a lock and writes the labels anew."""
+    for metric in vars(metrics).values():
+        if isinstance(metric, Counter | Gauge | Histogram):
+            metric.labels = cache(metric.labels)  # type: ignore[assignment, method-assign]
+
+
 class Metrics:
     """One registry for one gateway."""
 
@@ -228,6 +236,8 @@ class Metrics:
             ["model", "result"],
             registry=registry,
         )
+        for part in (self, self.passed, self.shared, self.kv):
+            keep_children(part)
 
     def count_turn(self, model: str, result: str) -> None:
         """Count one chat that goes on."""

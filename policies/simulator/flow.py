@@ -91,6 +91,15 @@ class RequestFlow:
     def _full_blocks(self) -> int:
         return self.outcome.row.prompt_tokens // self.world.fleet.block_tokens
 
+    @property
+    def _rtt_s(self) -> float:
+        """Of the way to MD's region and back: to hear that KV is there, and again to call MD and hear its token."""
+        link = self.decision.plan.link
+        return 0.0 if link is None else self.world.crossings[link].line.rtt_s
+
+    def _call_main(self, job: Job) -> None:
+        self._after(self._rtt_s, lambda: self._main.engine.submit(job))
+
     def _after(self, wait_s: float, action: Callback) -> None:
         if wait_s > 0:
             self.world.timeline.plan(self._now_s + wait_s, action)
@@ -159,11 +168,10 @@ class RequestFlow:
         plan, world = self.decision.plan, self.world
         if not self.prefilled or plan.main is None or (self.transfer is not None and self.transfer.awaited):
             return
-        rtt_s = 0.0 if plan.link is None else world.crossings[plan.link].line.rtt_s
         row, main = self.outcome.row, self._main
         missing = row.prompt_tokens - main.cache.reach(row.blocks) * world.fleet.block_tokens
         self.transfer = None
-        self._after(rtt_s + main.load_s(max(0, missing), world.fleet.kv_bytes_per_token), self._take_kv)
+        self._after(self._rtt_s + main.load_s(max(0, missing), world.fleet.kv_bytes_per_token), self._take_kv)
 
     def _take_kv(self) -> None:
         row, main = self.outcome.row, self._main
@@ -202,7 +210,7 @@ class RequestFlow:
             self.sealed_tokens += min(step.tokens, pending)
             self.rounds, self.previous_pending_tokens = self.rounds + 1, None if is_cold else pending
             context = self.outcome.row.prompt_tokens + self.sealed_tokens
-            self._main.engine.submit(Job(context, step.tokens + tail, 0, self._step))
+            self._call_main(Job(context, step.tokens + tail, 0, self._step))
 
     def _hand_over(self, extend_tokens: int) -> None:
         """Let MD compute what it lacks, and make the rest of the answer."""
@@ -210,9 +218,7 @@ class RequestFlow:
         self.outcome.main_tokens = row.output_tokens - self.made_tokens
         context = row.prompt_tokens + self.made_tokens
         extend = min(context, max(1, extend_tokens))
-        self._main.engine.submit(
-            Job(context, extend, self.outcome.main_tokens, self._finish, on_prefilled=self._start_main)
-        )
+        self._call_main(Job(context, extend, self.outcome.main_tokens, self._finish, on_prefilled=self._start_main))
 
     def _start_alone(self) -> None:
         self.outcome.main_tokens = self.outcome.row.output_tokens

@@ -9,8 +9,9 @@ function of the ids so far.
 """
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from backends.base import Engine
@@ -85,7 +86,7 @@ class EngineSuite:
         """A leg for the first data-parallel rank gives what any leg gives, also where there are no ranks."""
         leg = case.leg(case.prompt, 6)
         whole = ids_of(await collect(case.engine, leg))
-        assert ids_of(await collect(case.engine, replace(leg, data_parallel_rank=0))) == whole
+        assert ids_of(await collect(case.engine, msgspec.structs.replace(leg, data_parallel_rank=0))) == whole
 
     async def test_concurrent_legs_do_not_mix(self, case: EngineCase) -> None:
         """Several legs at once give what they give one by one."""

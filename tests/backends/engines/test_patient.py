@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from backends.engines.patient import PatientEngine
@@ -85,7 +85,7 @@ async def test_silence_is_told_in_time_but_not_aborted(fake: FakeEngine) -> None
     fake.script = Script(holds={0: first, 1: second})
     engine = PatientEngine(VllmEngine("e-1", fake.url), 60.0)
     with pytest.raises(EngineTimeout):
-        await collect(engine, replace(LEG, first_token_timeout_s=0.05))
+        await collect(engine, msgspec.structs.replace(LEG, first_token_timeout_s=0.05))
     assert fake.running == 1
     first.open()
     await fake.idle()

@@ -1,8 +1,15 @@
 """A pinned tenant's answers over real sockets: nothing crosses, whoever fails."""
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from gateway.errors import GatewayError
+from gateway.relay.failover import Failover
+from policies.plans import Singular
+from policies.types import Role
+from policies.where import Where
 from tests.fakes.script import Cut, Script
 from tests.gateway.relay.stage import QUICK, finish_of, ids_of, open_stage, read, roles_of, unsplit
 
@@ -45,3 +52,24 @@ async def test_nobody_in_the_region_is_a_clear_503() -> None:
             stage.ask()
         assert (refused.value.status, refused.value.code) == (503, "no_instance")
         assert "region_pinned" in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("regions", "allowed"),
+    [(None, {"md1", "md2"}), ({"a", "b"}, {"md1"}), ({"a", "c"}, {"md2"}), ({"a"}, set())],
+)
+async def test_a_role_that_the_plan_left_open_is_filled_where_the_prompt_may_be(
+    regions: set[str] | None, allowed: set[str]
+) -> None:
+    """A singular answer whose RLD is lost goes on at an MD of any region, but only of one that the tenant allows."""
+    async with open_stage(ids=("p1", "rld1", "md1", "md2")) as stage:
+        other = stage.pools["md2"]
+        other.spec = replace(other.spec, region="c")
+        where = Where(None if regions is None else frozenset(regions))
+        found = set()
+        for seed in range(20):
+            plan = Singular("p1", "rld1", "live")
+            failover = Failover(plan, stage.request(), where, stage.pools, random.Random(seed))
+            picked = failover.pick(Role.MD)
+            found |= set() if picked is None else {picked.spec.id}
+    assert found == allowed

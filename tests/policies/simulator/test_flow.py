@@ -16,12 +16,12 @@ NEAR_MAIN = Member("m", Role.MD, "a", ENGINE)
 
 
 def test_direct_waits_for_kv_after_the_first_token() -> None:
-    """P's token comes at the end of prefill; MD goes on when KV, round trip and the extend are over."""
+    """P's token comes at the end of prefill; MD goes on when KV, two round trips and the extend are over."""
     simulation, report = replay([row(1000, 11)], pipelines=["direct"])
     (outcome,) = simulation.outcomes
     assert outcome.ttft_s == pytest.approx(0.101)
-    assert outcome.gap_s == pytest.approx(1.0 + 0.02 + 0.01, abs=0.0001)
-    assert outcome.end_s == pytest.approx(0.101 + 1.03 + 0.1, abs=0.0001)
+    assert outcome.gap_s == pytest.approx(1.0 + 2 * 0.02 + 0.01, abs=0.0001)
+    assert outcome.end_s == pytest.approx(0.101 + 1.05 + 0.1, abs=0.0001)
     assert (outcome.prefill_tokens, outcome.relay_tokens, outcome.main_tokens) == (1, 0, 10)
     assert report.wan_bytes == 1_000_000
 
@@ -38,25 +38,25 @@ def test_the_wait_for_kv_is_what_was_reckoned(cached: int, rate: float) -> None:
     estimate = estimate_transfer(10_000, Hit(0), seen.links["a", "b"], seen)
     reckoned_s = wait_after_prefill_s(estimate, 10_000, prefill.view(), Hit(cached))
     simulation.run([asked])
-    extend_s = 0.01
-    assert simulation.outcomes[0].gap_s == pytest.approx((reckoned_s or 0.0) + extend_s, abs=0.01)
+    call_s = 0.02 + 0.01  # the round trip to MD, and the extend
+    assert simulation.outcomes[0].gap_s == pytest.approx((reckoned_s or 0.0) + call_s, abs=0.01)
 
 
 def test_classic_shows_nothing_before_main() -> None:
     """The naive way has its first token after KV, extend and one step."""
     simulation, _ = replay([row(1000, 11)], pipelines=["direct"], direct_classic=True)
     (outcome,) = simulation.outcomes
-    assert outcome.ttft_s == pytest.approx(0.101 + 1.0 + 0.02 + 0.01 + 0.01, abs=0.0001)
+    assert outcome.ttft_s == pytest.approx(0.101 + 1.0 + 2 * 0.02 + 0.01 + 0.01, abs=0.0001)
     assert (outcome.prefill_tokens, outcome.main_tokens, outcome.gap_s) == (0, 11, 0.0)
 
 
 def test_relay_hides_the_transfer_by_catch_up() -> None:
-    """RLD writes while the KV crosses; the joint lasts one small extend."""
+    """RLD writes while the KV crosses; the joint lasts a round trip and one small extend."""
     simulation, report = replay([row(1000, 201)])
     (outcome,) = simulation.outcomes
     assert (outcome.kind, outcome.reason) == ("relay", "wan_slow")
     assert outcome.ttft_s == pytest.approx(0.101)
-    assert outcome.gap_s == pytest.approx(0.01)
+    assert outcome.gap_s == pytest.approx(0.02 + 0.01)
     assert outcome.relay_tokens == pytest.approx(103, abs=2)
     assert outcome.prefill_tokens + outcome.relay_tokens + outcome.main_tokens == 201
     assert report.token_share["RLD"] == pytest.approx(outcome.relay_tokens / 201)
@@ -66,7 +66,7 @@ def test_one_shot_hands_all_over_in_the_warm_leg() -> None:
     """RLD writes on while MD extends by all that is pending; the joint then lasts what is left."""
     simulation, _ = replay([row(1000, 201)], handoff={"mode": "one_shot"})
     (outcome,) = simulation.outcomes
-    assert outcome.gap_s == pytest.approx(0.01)
+    assert outcome.gap_s == pytest.approx(0.02 + 0.01)
     assert outcome.relay_tokens == pytest.approx(104, abs=2)
 
 

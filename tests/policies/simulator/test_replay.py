@@ -26,7 +26,7 @@ TWO_CITIES = Fleet(
     ),
     lines=(WanLine("a", "b", rate_bytes_per_s=4e8, rtt_s=0.03, cost=0.5),),
 )
-AGENTS = AgentTraffic(random.Random(2), sessions=60, prompt_tokens=40_000)
+AGENTS = AgentTraffic(random.Random(7), sessions=60, prompt_tokens=40_000)
 WARM = AGENTS.contexts()
 ROWS = AGENTS.rows(300, rate_per_s=1.4)
 
