@@ -106,7 +106,7 @@ async def read_reply(reader: asyncio.StreamReader, reply: Reply, started_s: floa
         reply.error = f"{reply.status} {error.get('code')}"
         return
     pending = b""
-    while size := int(await reader.readline(), 16):
+    while size := int(await reader.readuntil(b"\r\n"), 16):
         pending += (await reader.readexactly(size + 2))[:-2]
         *events, pending = pending.split(b"\n\n")
         for event in events:
