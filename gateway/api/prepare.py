@@ -140,8 +140,7 @@ def prepare_request(
         check_prompt_limit(len(prompt), prompted.prompt_field, caller)
     limits = [fit_limit(prompt, prompted, context_tokens, tenant_limits.max_output_tokens) for prompt in prompts]
     for prompt, limit in zip(prompts, limits, strict=True):
-        if (fields.min_tokens or 0) > (context_tokens - len(prompt) if limit is None else limit):
-            raise bad_field("min_tokens", "min_tokens must not be more than the answer may have.", "invalid_value")
+        check_min_tokens(fields, context_tokens - len(prompt) if limit is None else limit)
     options = fields.stream_options
     sampling = make_sampling(fields, rest, prompted.logprobs)
     features = [find_features(fields, rest, sampling, model, limit) for limit in limits]
@@ -256,6 +255,12 @@ def check_prompt_limit(tokens: int, field: str, caller: Caller) -> None:
     if most is not None and tokens > most:
         message = f"The prompt has {tokens} tokens, and the limit is {most}."
         raise bad_field(field, message, "prompt_too_long")
+
+
+def check_min_tokens(fields: GenerationFields, most: int) -> None:
+    """Refuse an answer that must be longer than it may be."""
+    if (fields.min_tokens or 0) > most:
+        raise bad_field("min_tokens", "min_tokens must not be more than the answer may have.", "invalid_value")
 
 
 def fit_limit(prompt: Sequence[int], prompted: Prompted, context_tokens: int, most: int | None = None) -> int | None:

@@ -19,13 +19,12 @@ from gateway.text.model import ServedModel, load_model
 from gateway.text.parsers.registry import find_parsers
 from policies.rules import parse_rules
 from tests.fakes.engine import Call
-from tests.fakes.gates import HoldGate
 from tests.fakes.script import EOS, NextId, Script
 from tests.fakes.server import AppServer
 from tests.gateway.api.access import make_access
 from tests.gateway.api.test_families import FAMILIES, SPELLED, TOKENS
 from tests.gateway.model_dir import make_model_dir
-from tests.gateway.relay.stage import CHUNK_TOKENS, MODEL, QUICK, LinkedPath, Stage, open_stage
+from tests.gateway.relay.stage import CHUNK_TOKENS, MODEL, QUICK, Arrival, LinkedPath, Stage, open_stage
 
 RULES: dict[str, Any] = {
     "direct_wan_bound_s": 0,
@@ -106,21 +105,6 @@ def spell(schema: dict[str, Any]) -> str:
         return SPELLED
     name = schema["items"]["anyOf"][0]["properties"]["name"]["enum"][0]
     return f'[{{"name": "{name}", "parameters": {SPELLED}}}]'
-
-
-class Arrival(HoldGate):
-    """Where RLD stops for good; the KV that is on its way arrives then, and MD has to go on."""
-
-    def __init__(self, path: LinkedPath) -> None:
-        super().__init__()
-        self._path = path
-
-    async def hold(self) -> None:
-        """Let the KV arrive."""
-        for transfer in self._path.transfers:
-            if transfer.state == "running":
-                transfer.complete()
-        await super().hold()
 
 
 class PromptPath(LinkedPath):

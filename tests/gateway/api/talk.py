@@ -20,12 +20,11 @@ from gateway.api.app import ApiState, build_app
 from gateway.text.model import ServedModel, load_model
 from policies.rules import parse_rules
 from tests.fakes.engine import Call
-from tests.fakes.gates import HoldGate
 from tests.fakes.script import EOS, NextId, Script
 from tests.fakes.server import AppServer
 from tests.gateway.api.access import make_access
 from tests.gateway.model_dir import CORPUS, make_model_dir
-from tests.gateway.relay.stage import CHUNK_TOKENS, MODEL, QUICK, LinkedPath, Stage, open_stage
+from tests.gateway.relay.stage import CHUNK_TOKENS, MODEL, QUICK, Arrival, LinkedPath, Stage, open_stage
 
 TEMPLATE = (
     "{%- set ns = namespace(asked=0) -%}"
@@ -91,21 +90,6 @@ class Crossing(LinkedPath):
         async for step in super().transfer(request):
             yield step
         self._seen.add(request.token_ids)
-
-
-class Arrival(HoldGate):
-    """Where RLD stops for good; the KV that is on its way arrives then, and MD goes on."""
-
-    def __init__(self, path: Crossing) -> None:
-        super().__init__()
-        self._path = path
-
-    async def hold(self) -> None:
-        """Let the KV arrive."""
-        for transfer in self._path.transfers:
-            if transfer.state == "running":
-                transfer.complete()
-        await super().hold()
 
 
 class Writer:

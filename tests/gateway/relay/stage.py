@@ -26,6 +26,7 @@ from gateway.text.context import ContextLength
 from policies.rules import Rules, parse_rules
 from policies.types import Role
 from tests.fakes.engine import FakeEngine
+from tests.fakes.gates import HoldGate
 from tests.fakes.index import KnownIndex
 from tests.fakes.kv_path import FakeKvPath
 from tests.fakes.script import Script, continuation
@@ -49,6 +50,21 @@ class LinkedPath(FakeKvPath):
     async def link(self) -> LinkState:
         """Say that the link is slow enough for a relay."""
         return self.link_state
+
+
+class Arrival(HoldGate):
+    """Where RLD stops for good; the KV that is on its way arrives then, and MD has to go on."""
+
+    def __init__(self, path: LinkedPath) -> None:
+        super().__init__()
+        self._path = path
+
+    async def hold(self) -> None:
+        """Let the KV arrive."""
+        for transfer in self._path.transfers:
+            if transfer.state == "running":
+                transfer.complete()
+        await super().hold()
 
 
 @dataclass(slots=True)
